@@ -180,6 +180,7 @@ def test_ten_thousand_malformed_messages_leave_the_engine_and_the_other_jobs_alo
     for message in malformed(10_000):
         mouth.messages = [message]
         listener.read(bad)
+        bad.state.validate()
     good.line.connection = Mouth([{"type": "report", "report": GOOD}])  # type: ignore[assignment]
     listener.read(good)
     reports = list(listener.reports())

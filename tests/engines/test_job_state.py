@@ -20,6 +20,7 @@ from swell.engines.job_state import (
 )
 from swell.engines.supervisor import STOPPED
 from swell.train.agent.protocol import Began, Exited, GaveUp, LeftOut
+from swell.train.agent.story import MOST_STORY
 
 FINISHED = Outcome(RunState.FINISHED, 0, "")
 SAVED = Outcome(RunState.STOPPED, 0, STOPPED)
@@ -44,6 +45,22 @@ def test_a_job_that_says_it_has_had_more_workers_than_there_can_be_is_refused(
     workers.follow(Began(("w0", "w1")))
     with pytest.raises(BadMessage, match="more than 6 workers"):
         workers.follow(Began(("w0", "w1", "w2")))
+
+
+def test_it_tells_what_happened_last_in_short_lines_and_notices_what_cannot_be() -> None:
+    job = JobState(wanted=(0,))
+    job.started((0,), 1.0)
+    job.happened(Began(tuple(f"w{number}" for number in range(50_000))))
+    started, began = job.story()
+    assert started == "started((0,), 1.0) -> [('started', {'gpus': (0,)})]"
+    assert began.startswith("happened(Began(members=('w0', 'w1', ") and len(began) < 300
+    for number in range(200):
+        job.happened(Exited(f"w{number}", 0))
+    assert len(job.story()) == MOST_STORY
+    job.validate()
+    job.told = (0, 0)
+    with pytest.raises(AssertionError, match=r"a slot was told twice\nhappened\(Exited"):
+        job.validate()
 
 
 # -- its life ----------------------------------------------------------------------------------------------

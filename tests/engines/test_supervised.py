@@ -221,6 +221,8 @@ class World:
                 self._apply(job_id, wanted)
 
     def _check(self) -> None:
+        for job in self.engine._jobs.values():
+            job.state.validate()
         for what, by_job in (
             ("workers are on", {j: set(line.live.values()) for j, line in self.lines.items()}),
             ("the log shows", {j: set(slots) for j, slots in self.shown.items()}),

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from swell.train.agent.errors import FENCED, RESPAWN
 from swell.train.agent.membership import (
     MAX_FRUITLESS_DEATHS,
-    MOST_STORY,
     SETTLE_S,
     SPARE_AFTER_S,
     Announce,
@@ -27,6 +26,7 @@ from swell.train.agent.membership import (
 )
 from swell.train.agent.membership_json import from_json, to_json
 from swell.train.agent.protocol import Exited, Finish, Kill, Spawn, Status
+from swell.train.agent.story import MOST_STORY
 
 
 def spawned(instructions: list[Instruction]) -> list[str]:

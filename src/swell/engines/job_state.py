@@ -26,6 +26,7 @@ from swell.engines.border import BadMessage, confined, told
 from swell.engines.processes import how_ended
 from swell.engines.supervisor import STOPPED
 from swell.train.agent import protocol
+from swell.train.agent.story import Past, transition
 
 STOP_GRACE_S = 60.0
 """A job that was asked to save its state and stop is killed after this long."""
@@ -164,6 +165,22 @@ class JobState:
     kept_until_s: float = NEVER_S
     """Until when the slots of a job that has ended are still its own."""
     workers: ReportedWorkers = field(default_factory=ReportedWorkers)
+    past: Past = field(default_factory=Past, compare=False, repr=False)
+
+    def story(self) -> list[str]:
+        """The last events and what was reported of each, the oldest first."""
+        return self.past.lines()
+
+    def validate(self) -> None:
+        """Raise AssertionError, with the story, if an invariant does not hold."""
+        for broken, what in (
+            (self.up and self.outcome is not None, "a job that has ended has processes"),
+            (self.over and bool(self.wanted), "slots are wanted of a job that is over"),
+            (not self.workers.members <= self.workers.former, "a member never was one"),
+            (len(set(self.told)) < len(self.told), "a slot was told twice"),
+            (len(set(self.wanted)) < len(self.wanted), "a slot is wanted twice"),
+        ):
+            assert not broken, "\n".join([what, *self.story()])
 
     # -- what others see ---------------------------------------------------------------------------------
 
@@ -212,6 +229,7 @@ class JobState:
 
     # -- events ------------------------------------------------------------------------------------------
 
+    @transition
     def wish(self, slots: Placement, now_s: float) -> list[Said]:
         """Take in which slots the control plane wants the job to have."""
         if not slots and not self.up and not self.over:
@@ -227,16 +245,19 @@ class JobState:
             return [("started", {"gpus": self.shown, "pause_s": 0.0})]
         return []
 
+    @transition
     def started(self, granted: Placement, now_s: float) -> list[Said]:
         """Note that the engine started a supervisor on the granted slots."""
         self.stage, self.outcome, self.started_s = JobStage.STARTING, None, now_s
         self.told, self.logged, self.workers = granted, (), ReportedWorkers()
         return [("started", {"gpus": granted})]
 
+    @transition
     def found_running(self) -> None:
         """Note that a supervisor runs which this engine did not start."""
         self.stage, self.outcome, self.started_s = JobStage.STARTING, None, NEVER_S
 
+    @transition
     def connected(self, status: protocol.JobStatus) -> None:
         """Take in what the coordinator answered to a new connection."""
         workers, processes = self.workers, status.processes or {}
@@ -246,11 +267,13 @@ class JobState:
         workers.former |= processes.keys() - status.workers.keys()  # given up, and not ended yet
         self.fresh = True
 
+    @transition
     def progressed(self) -> None:
         """Note that the job reported progress."""
         if self.stage is JobStage.STARTING:
             self.stage = JobStage.RUNNING
 
+    @transition
     def happened(self, event: Struct | None) -> list[Said]:
         """Take in an event of the job's own log; returned is what the control plane has to know of it."""
         workers = self.workers
@@ -287,6 +310,7 @@ class JobState:
                 said.append(("unstartable", {"slot": workers.live[worker], "cause": cause}))
         return said
 
+    @transition
     def gone(self, outcome: Outcome | None, now_s: float) -> list[Said]:
         """Note that the supervisor has ended; `outcome`: what it wrote, None if it was killed."""
         said: list[Said] = []

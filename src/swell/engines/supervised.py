@@ -84,7 +84,7 @@ def _sparing_others(job: SupervisedJob) -> Iterator[None]:
         job.complain(str(error))
     except Exception as error:
         if job.complain(f"internal error: {error!r}"):
-            log.exception("job %s", job.job_id)
+            log.exception("job %s; what happened to it last:\n%s", job.job_id, "\n".join(job.state.story()))
 
 
 class SupervisedEngine:

@@ -14,11 +14,9 @@ it below. `reach` has which workers reach each other. `restarts` is the same for
 
 from __future__ import annotations
 
-import functools
-from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import asdict, dataclass, field
-from typing import Any, Concatenate, ParamSpec
+from typing import Any
 
 from msgspec import Struct
 
@@ -36,6 +34,7 @@ from swell.train.agent.protocol import (
     age,
 )
 from swell.train.agent.reach import Pair, Reach, connected, pair
+from swell.train.agent.story import Past, transition
 
 SETTLE_S = 0.3
 """After a death no new worker is started for this long, so that the survivors recover undisturbed."""
@@ -60,8 +59,6 @@ STOPPED = "stopped"
 """Reason of a job that was asked to save its state and end."""
 FINISHED = "training is over"
 """Reason of a job whose script has run to its end."""
-MOST_STORY = 64
-"""How many of the last transitions `Membership.story` has."""
 
 # ---------------------------------------------------------------------- workers and generations
 
@@ -442,27 +439,6 @@ class Rules:
     """How long a coordinator that hears nobody on other hosts waits, because its own link may be down."""
 
 
-_P = ParamSpec("_P")
-_Event = Callable[Concatenate["Membership", _P], list[Instruction]]
-
-
-def _transition(method: _Event[_P]) -> _Event[_P]:
-    """Have the story show this event and what followed, unless it is a part of another one."""
-
-    @functools.wraps(method)
-    def noted(self: Membership, /, *args: _P.args, **kwargs: _P.kwargs) -> list[Instruction]:
-        outermost, self._inside = not self._inside, True
-        try:
-            out = method(self, *args, **kwargs)
-        finally:
-            self._inside = not outermost
-        if outermost and (out or method.__name__ != "tick"):
-            self._story.append((method.__name__, (*args, *kwargs.values()), tuple(out)))
-        return out
-
-    return noted
-
-
 @dataclass(slots=True)
 class Membership:
     """What happens in a job, and what it means for its members. `validate` has the invariants."""
@@ -481,20 +457,13 @@ class Membership:
     reach: Reach = field(default_factory=Reach)
     quiet: Quiet = field(default_factory=Quiet)
     silence: Silence = field(default_factory=Silence)
-    _story: deque[tuple[str, tuple[Any, ...], tuple[Instruction, ...]]] = field(
-        default_factory=lambda: deque(maxlen=MOST_STORY), compare=False, repr=False
-    )
-    _inside: bool = field(default=False, compare=False, repr=False)
-    """True while an event is taken in."""
+    past: Past = field(default_factory=Past, compare=False, repr=False)
 
     # ------------------------------------------------------------------ what can be asked of it
 
     def story(self) -> list[str]:
         """The last events and what followed from each, the oldest first."""
-        return [
-            f"{event}({', '.join(map(repr, about))}) -> {', '.join(map(repr, out)) or 'nothing'}"
-            for event, about, out in self._story
-        ]
+        return self.past.lines()
 
     def validate(self) -> None:
         """Raise AssertionError, with the story, if an invariant does not hold."""
@@ -521,26 +490,26 @@ class Membership:
 
     # ------------------------------------------------------------------ requests
 
-    @_transition
+    @transition
     def resize(self, target: int, now_s: float, slots: list[int] | None = None) -> list[Instruction]:
         """Change the number of workers to `target`, on these slots if the job has slots."""
         self.scale.resize(target, slots, over=self.ending.over)
         return self._plan(now_s)
 
-    @_transition
+    @transition
     def confine(self, most: int, reason: str, now_s: float) -> list[Instruction]:
         """Allow no more than `most` workers from now on: a worker found out that the job cannot use more."""
         if self.ending.over or not self.scale.confine(most, reason):
             return []
         return self.resize(self.scale.maximum, now_s)
 
-    @_transition
+    @transition
     def stop(self, now_s: float) -> list[Instruction]:
         """Have the job save its state and end; it can be started again."""
         self.ending.stopping = True
         return self._plan(now_s)
 
-    @_transition
+    @transition
     def finish(self, code: int, reason: str) -> list[Instruction]:
         """End the job; later calls change nothing."""
         over = self.ending.finish(code, reason)
@@ -548,7 +517,7 @@ class Membership:
 
     # ------------------------------------------------------------------ what workers say
 
-    @_transition
+    @transition
     def hello(
         self,
         name: str,
@@ -583,7 +552,7 @@ class Membership:
             out.append(Announce(self.candidate, everybody))
         return out
 
-    @_transition
+    @transition
     def ready(self, name: str, epoch: int, now_s: float) -> list[Instruction]:
         """A newcomer is prepared for `epoch`."""
         worker = self.workers.get(name)
@@ -595,7 +564,7 @@ class Membership:
         worker.status, worker.ready_s = Status.READY, now_s
         return self._plan(now_s)
 
-    @_transition
+    @transition
     def at_epoch(self, epoch: int, now_s: float) -> list[Instruction]:
         """The members began `epoch`; newcomers that wait in an earlier one are told to go there."""
         if epoch == self.generation.epoch:
@@ -617,7 +586,7 @@ class Membership:
         if step > self.step:
             self.step, self.ending.fruitless = step, 0
 
-    @_transition
+    @transition
     def switched(
         self, number: int, members: list[str], now_s: float, step: int | None = None
     ) -> list[Instruction]:
@@ -628,7 +597,7 @@ class Membership:
             self.silence.founded_at = step
         return [*self._adopt(number, members, now_s), *self._plan(now_s)]
 
-    @_transition
+    @transition
     def broken(
         self, name: str, number: int, operation: int, now_s: float, lost: str = "", certain: bool = False
     ) -> list[Instruction]:
@@ -652,14 +621,14 @@ class Membership:
             return []  # others are in the next generation already, and this worker was told
         return self._recover(now_s)
 
-    @_transition
+    @transition
     def left(self, name: str, number: int, now_s: float) -> list[Instruction]:
         """A member leaves, because candidate `number` was agreed on without it."""
         if (worker := self.workers.get(name)) is not None:
             worker.leave(now_s)
         return self._recover_without(name, now_s)
 
-    @_transition
+    @transition
     def done(self, name: str, operation: int, now_s: float) -> list[Instruction]:
         """A worker left the training loop and takes no part in `operation` and later ones."""
         if (worker := self.workers.get(name)) is not None:
@@ -670,24 +639,24 @@ class Membership:
                     other.status = Status.LEAVING
         return [Kill(w.name) for w in self.workers.values() if w.status is Status.LEAVING]
 
-    @_transition
+    @transition
     def suspect(self, name: str, other: str, now_s: float) -> list[Instruction]:
         """A worker's link to another one seems to be cut: have everybody check whom it reaches."""
         return [] if self.ending.over else self._check(name, other, now_s)
 
-    @_transition
+    @transition
     def checked(self, name: str, number: int, unreachable: list[str], now_s: float) -> list[Instruction]:
         """A worker says whom it cannot reach."""
         return self._part(now_s) if self.reach.answer(name, number, unreachable) else []
 
-    @_transition
+    @transition
     def waiting(self, step: int, others: list[str], now_s: float) -> list[Instruction]:
         """The step stands still, because these workers have not sent their part."""
         return [] if self.ending.over else self._standstill(step, others)
 
     # ------------------------------------------------------------------ what becomes of processes
 
-    @_transition
+    @transition
     def disconnected(self, name: str, now_s: float) -> list[Instruction]:
         """A worker's connection closed. It counts as dead only if a peer lost its connection to it too."""
         worker = self.workers.get(name)
@@ -697,7 +666,7 @@ class Membership:
         ended = worker.status in (Status.DONE, Status.LEAVING)
         return self._give_up(name, now_s) if name in self.given_up.accused and not ended else []
 
-    @_transition
+    @transition
     def exited(self, name: str, code: int, now_s: float, note: str = "") -> list[Instruction]:
         """A worker's process ended with `code` (negative: killed by that signal)."""
         worker = self.workers.get(name)
@@ -734,7 +703,7 @@ class Membership:
             return self.finish(1, ended_early(name, worker))
         return self._lost(name, f"killed by signal {-code}", now_s)
 
-    @_transition
+    @transition
     def vanished(self, name: str, now_s: float) -> list[Instruction]:
         """A worker's slot cannot be reached: whether its process lives or not, it must not go on."""
         worker = self.workers.get(name)
@@ -744,7 +713,7 @@ class Membership:
         self.ending.fruitless -= 1  # not the script's fault
         return [Fence(name), *self._give_up(name, now_s)]
 
-    @_transition
+    @transition
     def unstartable(self, name: str, reason: str, cause: str, now_s: float) -> list[Instruction]:
         """A worker cannot be started on its node: the job goes on without that slot for now.
 
@@ -760,7 +729,7 @@ class Membership:
         self.ending.fruitless -= 1  # not the script's fault
         return self._lost(name, reason, now_s)
 
-    @_transition
+    @transition
     def tick(self, now_s: float) -> list[Instruction]:
         """Time passed: give up silent members, and let gathered newcomers join."""
         out: list[Instruction] = self._part(now_s) if self.reach.late(now_s) else []
@@ -775,7 +744,7 @@ class Membership:
         out += self._overdue(now_s)
         return out or self._plan(now_s)
 
-    @_transition
+    @transition
     def agent_connected(self, alive: list[str], now_s: float) -> list[Instruction]:
         """The launcher (re)connected and says which processes exist; it missed instructions until now."""
         if self.ending.result is not None:  # the launcher was not connected when the job was finished
