@@ -77,7 +77,7 @@ ROOMS = {
     "agent": Room(
         _files(
             "train/agent/{}.py",
-            "membership decisions generations ending links patience reach scale slots stragglers prepared",
+            "membership reach stragglers prepared",
         ),
         _files(
             "tests/train/test_{}.py",
