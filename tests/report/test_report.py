@@ -16,7 +16,7 @@ from swell.domain import Event, EventKind, write_events
 from swell.report import page as report_page
 from swell.report import svg
 from swell.report.lanes import lanes
-from swell.report.page import grouped, moving, page, said
+from swell.report.page import grouped, moving, page, sentences
 from swell.report.runs import Run
 
 EVIL = "</title><script>alert(1)</script>"
@@ -176,7 +176,7 @@ def test_charts_are_svg_files_that_stand_alone(log: Path, tmp_path: Path) -> Non
 
 def test_a_moving_picture_tells_what_happens_and_can_stand_still() -> None:
     run = Run.read("live", two_jobs(EVIL))
-    told = said(run)
+    told = sentences(run)
     assert any("swells from" in words or "ebbs from" in words for _, words in told)
     assert [share for share, _ in told] == sorted(share for share, _ in told) and told[-1][0] <= 1.0
     text = moving(run)

@@ -1,7 +1,7 @@
 """The board: the table of jobs, the placer's ledger, and the one way to carry out a decision.
 
-The caller runs the clock: it is the simulator or the control plane. It tells the board which jobs are
-active, asks for a snapshot, and hands over the policy's decision. The board places the shares, updates the
+The caller runs the clock: it is the simulator or the control plane. It passes the active jobs to
+the board, takes a snapshot, and hands over the policy's decision. The board places the shares, updates the
 columns that a policy may read, and returns the *moves*: for each changed job its GPUs before and after, and
 how long the job makes no progress. The caller then follows the moves, in real or in virtual time.
 
@@ -40,7 +40,7 @@ from swell.perf.curves import Curves
 from swell.placement import NoRoom, Placer, make_placer
 from swell.policies import Decision, JobTable, Policy, Snapshot
 
-# When a policy is asked: at once, in rounds, or when it wanted to be woken. The same live and simulated.
+# When a policy decides: at once, in rounds, or when it wanted to be woken. The same live and simulated.
 
 
 _LEAST_WAIT_S = 1e-3

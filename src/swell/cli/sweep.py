@@ -71,7 +71,7 @@ def sweep(
             script,
             options,
             parallel=parallel or wanted.parallel or slots,
-            told=told,
+            notify=told,
         )
         try:
             driver.run()
@@ -194,6 +194,6 @@ def draw(study: Study, sweep: Sweep) -> str:
     return svg.lines(
         f"{sweep.metric} of each trial by epoch",
         drawn,
-        say_x=lambda x: f"{x:g}",
-        say_y=lambda y: f"{y:.3g}",
+        label_x=lambda x: f"{x:g}",
+        label_y=lambda y: f"{y:.3g}",
     )

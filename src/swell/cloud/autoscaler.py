@@ -45,7 +45,7 @@ TOLERANCE = 0.01
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Terms:
-    """What an autoscaler may do and what it aims at."""
+    """Limits and aims of an autoscaler."""
 
     most_nodes: int
     least_nodes: int = 0
@@ -55,10 +55,10 @@ class Terms:
     high: float = 2 / 3
     """Above this utility nodes are added."""
     hour_worth: float | None = None
-    """What it is worth that a job is done an hour sooner, in the unit of the price; None: go by the range."""
+    """Value of finishing a job an hour sooner, in the unit of the price. None: use the range of nodes."""
     pace: float | None = None
-    """Have the fewest nodes on which the jobs reach this part of the speed that they would have on the nodes
-    of a throughput-only autoscaler; None: go by the range."""
+    """Part of the speed on a throughput-only autoscaler's nodes that the jobs must reach on as few nodes as
+    possible. None: use the range of nodes."""
     least_gain: float = 0.1
     """A node is worth having only if each of its GPUs adds at least this part of a first GPU's speed."""
     budget_per_hour: float = math.inf
@@ -240,7 +240,7 @@ def _with_nodes(snapshot: Snapshot, nodes: int, offer: NodeOffer) -> Snapshot:
 
 
 def _marginal_speedups(snapshot: Snapshot, index: int, measure: Measure, most: int) -> FloatArray:
-    """What each further GPU adds to a job's speed-up over one GPU, smoothed so that it never rises."""
+    """Speed-up over one GPU that each further GPU adds, smoothed so that it never rises."""
     row, belief = snapshot.rows[index], snapshot.beliefs[index]
     most = min(most, snapshot.curves.max_gpus, int(snapshot.table.max_gpus[row]))
     rates = snapshot.curves.rates[snapshot.curve[index], : most + 1]
@@ -327,7 +327,7 @@ def read_options(
 
 @dataclass(frozen=True, slots=True)
 class Rentable:
-    """What a live platform may rent, and on which terms."""
+    """Nodes that a live platform may rent, and on which terms."""
 
     offer: NodeOffer
     terms: Terms
@@ -336,7 +336,7 @@ class Rentable:
 
 
 def parse_rentable(text: str, start_s: float) -> Rentable:
-    """What may be rented, from 'MIN:MAXxSLOTS', with ':TYPE' and options as the simulator has them behind it.
+    """Parse 'MIN:MAXxSLOTS', with ':TYPE' and options as the simulator has them behind it.
 
     `start_s`: how long the provider's nodes take to start, if the text does not say.
     """

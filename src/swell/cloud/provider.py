@@ -15,7 +15,7 @@ from swell.domain import InputError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeOffer:
-    """What a provider offers: equal nodes, at a price."""
+    """The equal nodes that a provider rents out, and their price."""
 
     gpus_per_node: int
     price_per_hour: float = 1.0
@@ -61,9 +61,9 @@ class Provider(Protocol):
         ...
 
     def request(self, nodes: int, spare: Sequence[str] = ()) -> None:
-        """Have that many nodes in all. If that is fewer than now, let go of those coming, then of `spare`.
+        """Request this total number of nodes. To get fewer, let go of those that are coming, then of `spare`.
 
-        Asking again for the same number changes nothing. A node that is lost is replaced only when the
+        Requesting the same number again changes nothing. A node that is lost is replaced only when the
         number is requested again.
         """
         ...

@@ -159,10 +159,10 @@ class Calendar:
         return tuple(sorted(wanting, key=lambda one: not one.nodes))
 
     def ahead(self, cluster: Cluster, now_s: float, until_s: float = 0.0) -> SlotsAhead:
-        """What promises may count on of this cluster from now on, written out until `until_s` at least.
+        """Capacity that promises may count on from now on, written out until `until_s` at least.
 
-        The reservations take their GPUs out of `cluster`. Of a service that is followed, the most that it may
-        want counts.
+        Reservations take their GPUs out of `cluster`. A service that is followed counts with the most that it
+        may want.
         """
         until_s = max(until_s, now_s + LOOK_AHEAD_S)
         times, gpus = [now_s], [self._left(cluster, [one for one in self.reservations if one.active(now_s)])]

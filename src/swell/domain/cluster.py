@@ -54,7 +54,7 @@ class Node:
 
     @property
     def figures(self) -> dict[str, int | str]:
-        """What an event says of the node."""
+        """The node as events contain it."""
         return {"gpus": self.gpus, "gpu_type": self.gpu_type, "per_gpu": self.per_gpu}
 
 
@@ -191,7 +191,7 @@ class Cluster:
         return tuple(sorted({self.nodes[node].gpu_type for node in self.nodes_of(placement)}))
 
     def type_figure(self, placement: Placement) -> dict[str, str]:
-        """What an event says of the GPU types of a placement: nothing where the cluster has only one."""
+        """The GPU types of a placement as events contain them: nothing if the cluster has only one."""
         return {} if len(self.gpu_types) == 1 else {"gpu_type": "+".join(self.types_of(placement))}
 
     @cached_property

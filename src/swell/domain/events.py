@@ -20,7 +20,7 @@ VERSION = 1
 
 
 class EventKind(StrEnum):
-    """What can happen to a job or a node."""
+    """Everything that can happen to a job or a node."""
 
     SUBMITTED = "submitted"
     """A job was submitted; data: model, batch_size, gpus, work, deadline_s."""
@@ -37,12 +37,12 @@ class EventKind(StrEnum):
     PREEMPTED = "preempted"
     """A running job lost all its GPUs; data: before, reason if not the policy's choice."""
     PROGRESS = "progress"
-    """How far a job is; data: done, of, workers (how many), and what the job said of itself (epoch, loss, lr,
+    """How far a job is; data: done, of, workers (how many), and the job's own figures (epoch, loss, lr,
     batch_size, metrics, noise_scale ...)."""
     WORKER_LOST = "worker_lost"
     """A worker of a running job died or was given up; data: worker, reason."""
     NOTICED = "noticed"
-    """What holds a running job up, or that it is over: cut links between workers, say; data: text."""
+    """A running job is held up (by cut links between workers, for example), or no longer is; data: text."""
     CHECKPOINT_SAVED = "checkpoint_saved"
     """A job saved its state; data: step."""
     FINISHED = "finished"

@@ -1,4 +1,4 @@
-"""A training job as policies and the simulator know it."""
+"""A training job as policies and the simulator see it."""
 
 from __future__ import annotations
 

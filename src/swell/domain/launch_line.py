@@ -13,7 +13,7 @@ from pathlib import PurePath
 from swell.domain.errors import InputError
 
 PROCESSES = "SWELL_PROCESSES"
-"""The variable that tells a job's workers for how many processes its script was made."""
+"""Environment variable of a job's workers: the number of processes that its script was made for."""
 
 _TORCHRUN = ("torch.distributed.run", "torch.distributed.launch")
 _HARMLESS = {

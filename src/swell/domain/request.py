@@ -37,7 +37,7 @@ NAME = r"^[A-Za-z0-9_][A-Za-z0-9._-]*$"
 
 
 class Kind(StrEnum):
-    """What sort of value a field holds. It decides how the value is written in a flag, a file and JSON."""
+    """The kind of a field's value. It decides how the value is written in a flag, a file and JSON."""
 
     TEXT = "text"
     PATH = "path"
@@ -58,11 +58,11 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class About:
-    """What there is to know about a field of a request."""
+    """Checks, help and forms of one field of a request."""
 
     kind: Kind
     help: str
-    """What the field is for: one sentence for people."""
+    """The purpose of the field, in one sentence for people."""
     example: Any
     """A value as a job file would hold it."""
     _: dataclasses.KW_ONLY
@@ -72,10 +72,10 @@ class About:
     above: float | None = None
     """The value must be greater than this."""
     pattern: str | None = None
-    """What a text, or each text of a list, must look like; `allowed` says the same in words."""
+    """Pattern for a text, or for each text of a list; `allowed` describes it in words."""
     allowed: str = ""
     unless_given: str = ""
-    """What commands and SDK use if the field is not given, where that is not the field's default."""
+    """Value that commands and SDK use if the field is not given, where it is not the field's default."""
     positional: bool = False
     """Given to commands without a flag."""
     also: str = ""
@@ -91,7 +91,7 @@ def _about(kind: Kind, help: str, example: Any, **more: Any) -> dict[str, About]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobRequest:
-    """What a person submits: never a number of GPUs, at most bounds for it."""
+    """A submitted job. It has bounds for the number of GPUs at most, never the number itself."""
 
     name: str = field(
         metadata=_about(
@@ -288,15 +288,15 @@ class JobRequest:
             )
 
     def _check_replicas(self) -> None:
-        """Have a job of replicas get whole ones: as a minimum one, if nothing else was asked for."""
+        """Round the bounds to whole replicas; the minimum is one replica unless more was requested."""
         size = self.workers_per_replica
         for name in ("min_workers", "max_workers", "workers"):
-            asked = getattr(self, name)
-            if asked == FIELDS[name].default and asked is not None:
-                object.__setattr__(self, name, max(asked, size))
-            elif asked is not None and asked % size:
+            bound = getattr(self, name)
+            if bound == FIELDS[name].default and bound is not None:
+                object.__setattr__(self, name, max(bound, size))
+            elif bound is not None and bound % size:
                 raise InputError(
-                    f"{name} must be a multiple of workers_per_replica ({size}), got {asked}", field=name
+                    f"{name} must be a multiple of workers_per_replica ({size}), got {bound}", field=name
                 )
         for name in ("auto", "command"):
             if size > 1 and getattr(self, name):
@@ -400,7 +400,7 @@ _COUNTS = {
     "g", "gpu", "gpus", "n_gpus", "num_gpus", "ngpus", "nproc_per_node", "nproc", "devices", "num_workers",
     "nodes", "nnodes", "num_nodes", "ntasks",
 }  # fmt: skip
-"""Options of other launchers that say how many GPUs a job has."""
+"""Options of other launchers for the number of GPUs."""
 
 
 def unknown_option(name: str, bound: str = "max_workers") -> str:
@@ -448,7 +448,7 @@ def name_from(path: str | os.PathLike[str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _KindOfValue:
-    """What all fields of one kind have in common."""
+    """Conversions that all fields of one kind share."""
 
     holds: Callable[[Any], bool]
     words: str

@@ -141,7 +141,7 @@ class Teams:
 
 
 def entitled(quotas: Mapping[str, int], capacity: int) -> dict[str, int]:
-    """What each team may count on of `capacity` slots; `OTHERS` have what no quota takes."""
+    """Slots of `capacity` that each team may count on; `OTHERS` have those that no quota takes."""
     together = sum(quotas.values())
     if together <= capacity:
         return dict(quotas) | {OTHERS: capacity - together}

@@ -1,1 +1,1 @@
-"""What a GPU is worth to a job: throughput, statistical efficiency, goodput, fitting, curves."""
+"""The value of a GPU to a job: throughput, statistical efficiency, goodput, fitting, curves."""

@@ -40,7 +40,7 @@ def _njit(function: F, *, keep: bool) -> F:
 
 @cache
 def _other_place() -> bool:
-    """Have numba keep machine code in a folder of this account alone; False if there can be none."""
+    """Make numba cache machine code in a folder of this account alone; False if that is impossible."""
     try:
         path = Path(tempfile.gettempdir(), f"swell-compiled-{os.getuid()}")
         path.mkdir(mode=0o700, exist_ok=True)

@@ -1,4 +1,4 @@
-"""What a scheduler believes of one job's performance, learned from what the job reports.
+"""A scheduler's belief about one job's performance, learned from the job's reports.
 
 A belief starts with a prior: speed proportional to GPUs, which makes a scheduler explore, or a model carried
 over from similar jobs. Each new configuration the job runs in is one more observation for the throughput
@@ -64,7 +64,7 @@ class _Observed:
 
 
 class JobBelief:
-    """What is believed of one job's goodput. Its answers change only when `version` does."""
+    """The believed goodput of one job. Its answers change only when `version` does."""
 
     def __init__(
         self,
@@ -138,9 +138,9 @@ class JobBelief:
         return max((local_batch for _, _, local_batch in self._observed), default=None)
 
     def measured(self) -> list[dict[str, float]]:
-        """What the model is fitted on: for each configuration its mean step time, and the goodput that makes.
+        """The points that the model is fitted to: mean step time and goodput of each configuration.
 
-        The goodput is what `curve` would be if the model met this point exactly.
+        The goodput is the value that `curve` has there if the model meets the point exactly.
         """
         points = []
         for (nodes, gpus, local_batch), seen in sorted(self._observed.items()):

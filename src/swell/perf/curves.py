@@ -1,6 +1,6 @@
 """Curves: the rate of progress of a job as a function of its GPUs, as arrays.
 
-A policy never asks a model a question in a loop. It gets a `Curves` table, one row per distinct curve and
+No policy evaluates a model in a loop. It gets a `Curves` table, one row per distinct curve and
 one column per GPU count, computed once and shared by all the jobs that have that curve.
 """
 

@@ -29,7 +29,7 @@ EPSILON = 1e-8
 
 @dataclass(frozen=True, slots=True)
 class BatchLimits:
-    """What batch sizes a job may use."""
+    """Batch sizes that a job may use."""
 
     init_batch: int
     """Global batch size the user tuned for."""

@@ -25,7 +25,7 @@ class Ratio(NamedTuple):
 
 
 class Seen(NamedTuple):
-    """What a kind of job showed on one GPU type."""
+    """Measured speed of one kind of job on one GPU type."""
 
     kind: str
     """The kind of job: its model, or the script that it runs."""
@@ -72,7 +72,7 @@ class TypeRatios:
 
 
 class RatioLedger:
-    """What each kind of job showed on each GPU type, and the ratios between types learned from that."""
+    """Measured speed of each kind of job on each GPU type, and the ratios between types learned from it."""
 
     def __init__(self, seen: Iterable[Seen] = (), most_kinds: int | None = None) -> None:
         """`most_kinds`: how many kinds of jobs are kept; those that showed something last."""
@@ -82,7 +82,7 @@ class RatioLedger:
 
     @property
     def seen(self) -> list[Seen]:
-        """What was shown, the latest last."""
+        """All measurements, the latest last."""
         return list(self._seen.values())
 
     def note(self, kind: str, gpu_type: str, belief: JobBelief) -> bool:
@@ -113,7 +113,7 @@ class RatioLedger:
 
 
 def learn_ratios(history: Iterable[Seen]) -> TypeRatios:
-    """The ratios that jobs have shown. Of a kind that was seen several times on a type, the last counts."""
+    """Measured ratios between types. The last measurement of a kind on a type counts."""
     last: dict[str, dict[str, Seen]] = {}
     for seen in history:
         last.setdefault(seen.kind, {})[seen.gpu_type] = seen

@@ -13,7 +13,7 @@ from typing import NamedTuple
 LEAST_OF_SHARE = 0.9
 """Promises count on this part of an equal share of the GPU's time."""
 CONTENTION = 0.044
-"""What each other job on a GPU costs a job whose GPU has room for all, as a part of its speed alone.
+"""Part of its speed alone that a job loses to each other job on a GPU with room for all of them.
 
 Measured on one H200 without MPS (`python -m benchmarks.gpu_sharing`, docs/lab/shared-gpus.md): each of four
 small jobs trains at 0.867 of its speed alone, and 1 - 3 x 0.044 = 0.868. Four jobs that fill the GPU make

@@ -1,4 +1,4 @@
-"""What a placer is: it turns 'how many GPUs' into 'which GPUs', moving as few jobs as it can.
+"""Placers turn 'how many GPUs' into 'which GPUs' and move as few jobs as they can.
 
 All placers share the bookkeeping in this module. Jobs that shrink or end give their GPUs back before any job
 takes some, a change is carried out completely or refused completely, and a job gets GPUs of one type where

@@ -544,7 +544,7 @@ class BlockMove:
 
 @dataclass(frozen=True, slots=True)
 class MigrationPlan:
-    """What to do: first the moves, in this order (each finds its target free), then the wanted shares."""
+    """Moves, in an order in which each target is free when its turn comes, and then the wanted shares."""
 
     moves: tuple[BlockMove, ...]
     placed: Mapping[int, tuple[Block, ...]]

@@ -157,8 +157,8 @@ def _job(found: Lanes, event: Event) -> None:
 def apart(spans: Mapping[str, tuple[float, float]], colours: int) -> dict[str, int]:
     """A colour for each job such that jobs at the same time differ, as far as there are enough colours.
 
-    `spans`: when each job began and ended. Of the colours that no job at that time has, a job gets the one
-    that was given longest ago, so that neighbours in time differ too.
+    `spans`: when each job began and ended. A job gets a colour that no job has at
+    that time, the one given out longest ago, so that neighbours in time differ too.
     """
     given_at = [-1] * colours
     until_s = [-math.inf] * colours

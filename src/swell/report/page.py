@@ -16,7 +16,7 @@ from swell.report import svg
 from swell.report.runs import Run, alike
 from swell.report.svg import LANES_SHARE, RIGHT, figure, swim_lanes
 
-# A run's lanes as a picture that moves without a script: uncovered from the left, told in words below.
+# A run's lanes as a picture that moves without a script: uncovered from the left, with sentences below.
 
 
 CAPTION = 30
@@ -25,7 +25,7 @@ STILL = 0.12
 
 
 def moving(run: Run, lasts_s: float = 16.0) -> str:
-    """The lanes of a run with few jobs, in motion; whoever wants no motion sees the whole picture."""
+    """The lanes of a run with few jobs, in motion; browsers set to less motion show the whole picture."""
     drawn = figure(swim_lanes(run))
     head, style, body = drawn.partition("</style>")
     found = re.search(r'viewBox="0 0 (\S+) (\S+)" width="\S+" height="\S+"', head)
@@ -34,7 +34,7 @@ def moving(run: Run, lasts_s: float = 16.0) -> str:
     left = 104.0  # as swim_lanes leaves for names
     across = width - left - RIGHT
     head = head.replace(found[0], f'viewBox="0 0 {width:g} {height + CAPTION:g}"', 1)
-    begin, told = 0.0, said(run)
+    begin, captions = 0.0, sentences(run)
     rules = [
         f"@keyframes go{{0%{{transform:none}}{100 * (1 - STILL):g}%,to"
         f"{{transform:translateX({across:g}px)}}}}",
@@ -42,9 +42,9 @@ def moving(run: Run, lasts_s: float = 16.0) -> str:
         ".told{opacity:0;font-size:13px}@media (prefers-reduced-motion:reduce){.go,.told{display:none}}",
     ]
     texts = []
-    for number, (share, words) in enumerate(told):
+    for number, (share, words) in enumerate(captions):
         begin = 100 * share * (1 - STILL)
-        end = 100 * (told[number + 1][0] * (1 - STILL) if number + 1 < len(told) else 1.0)
+        end = 100 * (captions[number + 1][0] * (1 - STILL) if number + 1 < len(captions) else 1.0)
         if end - begin < 0.5:
             continue
         rules.append(
@@ -62,8 +62,8 @@ def moving(run: Run, lasts_s: float = 16.0) -> str:
     return f"{head}{''.join(rules)}{style}{body}{cover}{''.join(texts)}</svg>"
 
 
-def said(run: Run) -> list[tuple[float, str]]:
-    """What happened to the jobs in words, each with its share of the run's time."""
+def sentences(run: Run) -> list[tuple[float, str]]:
+    """Sentences on what happened to the jobs, each with its share of the run's time."""
     began_s, ended_s = run.span[0], run.nearly_over(LANES_SHARE)
     found: list[tuple[float, str]] = []
     for job in run.jobs:
@@ -165,7 +165,7 @@ FIGURES: tuple[_Figure, ...] = (
     ("fairness", lambda run: run.fairness, lambda v: f"{v:.2f}", 1),
     ("resizes", lambda run: float(run.resizes), lambda v: f"{v:.0f}", 0),
 )
-"""Name, value, how it is said, and whether less (-1) or more (1) is better."""
+"""Name, value, its text, and whether less (-1) or more (1) is better."""
 
 
 def _reduce(how: Callable[[Any], Any], values: Any) -> float | None:
@@ -189,17 +189,17 @@ def charts(runs: Sequence[Run]) -> list[tuple[str, str, str]]:
     found = [
         (
             "Completion times",
-            svg.lines("Completion times", jct, say_x=svg.seconds, say_y=svg.percent, log=True, top=1.0),
+            svg.lines("Completion times", jct, label_x=svg.seconds, label_y=svg.percent, log=True, top=1.0),
             "Share of the finished jobs that took at most so long; further left is better.",
         ),
         (
             "GPUs in use over time",
-            svg.lines("GPUs in use over time", use, say_x=svg.seconds, say_y=lambda v: f"{v:g}"),
+            svg.lines("GPUs in use over time", use, label_x=svg.seconds, label_y=lambda v: f"{v:g}"),
             "Mean GPUs held by jobs, from the first submission on.",
         ),
         (
             "Waiting",
-            svg.lines("Waiting", waits, say_x=svg.percent, say_y=svg.percent, top=1.0),
+            svg.lines("Waiting", waits, label_x=svg.percent, label_y=svg.percent, top=1.0),
             "Share of the finished jobs that spent at most this share of their life without a GPU.",
         ),
         (
@@ -209,11 +209,11 @@ def charts(runs: Sequence[Run]) -> list[tuple[str, str, str]]:
         ),
     ]
     if any(value is not None for _, value in shares):
-        said = (
+        caption = (
             "Jobs that ended by their deadline, among all that had one; refused jobs count as missed, "
             "cancelled ones not at all."
         )
-        found.insert(1, ("Deadlines met", svg.bars("Deadlines met", shares, lambda v: f"{v:.3f}"), said))
+        found.insert(1, ("Deadlines met", svg.bars("Deadlines met", shares, lambda v: f"{v:.3f}"), caption))
     return found
 
 
@@ -226,11 +226,11 @@ def _distribution(label: str, values: Any) -> svg.ChartLine:
 
 def _group(name: str, runs: Sequence[Run], *, single: bool) -> str:
     figures = "".join(
-        f"<figure><h3>{escape(title)}</h3>{drawn}<figcaption>{escape(said)}</figcaption></figure>"
-        for title, drawn, said in charts(runs)
+        f"<figure><h3>{escape(title)}</h3>{drawn}<figcaption>{escape(caption)}</figcaption></figure>"
+        for title, drawn, caption in charts(runs)
     )
     lanes = "".join(
-        f"<figure><h3>{escape(run.label)}</h3>{svg.swim_lanes(run)}<figcaption>{_lanes_said(run)}</figcaption></figure>"
+        f"<figure><h3>{escape(run.label)}</h3>{svg.swim_lanes(run)}<figcaption>{_lanes_caption(run)}</figcaption></figure>"
         for run in runs
     )
     who = "Who had how many GPUs" if single else f"Who had how many GPUs: {escape(name)}"
@@ -238,7 +238,7 @@ def _group(name: str, runs: Sequence[Run], *, single: bool) -> str:
     return f"{head}<h2>{who}</h2>{lanes}"
 
 
-def _lanes_said(run: Run) -> str:
+def _lanes_caption(run: Run) -> str:
     until_s, ended_s = run.nearly_over(svg.LANES_SHARE), run.span[1]
     left = sum(bool(job.changes) and (job.ended_s or ended_s) > until_s for job in run.jobs)
     cut = f" Cut off: the last {svg.seconds(ended_s - until_s)}, when {left} jobs still ran." if left else ""

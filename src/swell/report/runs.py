@@ -54,14 +54,14 @@ class Run:
         A refused job did not meet it. One that a person cancelled does not count.
         """
         over = [job for job in self.jobs if job.end is not None and not job.withdrawn]
-        asked = [job for job in over if job.deadline_s is not None]
+        with_deadline = [job for job in over if job.deadline_s is not None]
         met = sum(
             job.end == "finished"
             and (job.met if job.met is not None else (job.ended_s or 0.0) <= job.deadline_s)
-            for job in asked
+            for job in with_deadline
             if job.deadline_s is not None
         )
-        return met, len(asked)
+        return met, len(with_deadline)
 
     @property
     def waiting(self) -> FloatArray:

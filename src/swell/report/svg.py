@@ -79,8 +79,8 @@ def lines(
     title: str,
     drawn: Sequence[ChartLine],
     *,
-    say_x: Callable[[float], str],
-    say_y: Callable[[float], str],
+    label_x: Callable[[float], str],
+    label_y: Callable[[float], str],
     log: bool = False,
     top: float | None = None,
 ) -> str:
@@ -101,8 +101,8 @@ def lines(
     def y_at(y: float) -> float:
         return HEIGHT - BOTTOM - y / most * (HEIGHT - TOP - BOTTOM)
 
-    ticks = time_ticks if say_x is seconds else _ticks
-    parts = [_axes(x_at, y_at, ticks(low, high, log), _ticks(0, most, False), say_x, say_y)]
+    ticks = time_ticks if label_x is seconds else _ticks
+    parts = [_axes(x_at, y_at, ticks(low, high, log), _ticks(0, most, False), label_x, label_y)]
     for index, line in enumerate(drawn):
         points = " ".join(f"{x_at(x):.1f},{y_at(y):.1f}" for x, y in zip(line.x, line.y) if not log or x > 0)
         dash = f' stroke-dasharray="{DASHES[index % 8]}"' if DASHES[index % 8] else ""
@@ -118,22 +118,24 @@ def _axes(
     y_at: Callable[[float], float],
     xs: Sequence[float],
     ys: Sequence[float],
-    say_x: Callable[[float], str],
-    say_y: Callable[[float], str],
+    label_x: Callable[[float], str],
+    label_y: Callable[[float], str],
 ) -> str:
     parts = []
     for x in xs:
         at = x_at(x)
         parts.append(f'<line class="r" x1="{at:.1f}" x2="{at:.1f}" y1="{TOP}" y2="{HEIGHT - BOTTOM}"/>')
-        parts.append(f'<text class="q" x="{at:.1f}" y="{HEIGHT - 14}" text-anchor="middle">{say_x(x)}</text>')
+        parts.append(
+            f'<text class="q" x="{at:.1f}" y="{HEIGHT - 14}" text-anchor="middle">{label_x(x)}</text>'
+        )
     for y in ys:
         at = y_at(y)
         parts.append(f'<line class="r" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{at:.1f}" y2="{at:.1f}"/>')
-        parts.append(f'<text class="q" x="{LEFT - 6}" y="{at + 4:.1f}" text-anchor="end">{say_y(y)}</text>')
+        parts.append(f'<text class="q" x="{LEFT - 6}" y="{at + 4:.1f}" text-anchor="end">{label_y(y)}</text>')
     return "".join(parts)
 
 
-def bars(title: str, values: Sequence[tuple[str, float | None]], say: Callable[[float], str]) -> str:
+def bars(title: str, values: Sequence[tuple[str, float | None]], form: Callable[[float], str]) -> str:
     """One horizontal bar for each label."""
     row, left = 26, 150
     most = max((value for _, value in values if value is not None), default=0.0) or 1.0
@@ -148,8 +150,8 @@ def bars(title: str, values: Sequence[tuple[str, float | None]], say: Callable[[
             f'<rect x="{left}" y="{y}" width="{length:.1f}" height="{row - 8}" rx="3"'
             f' fill="{COLOURS[index % 8]}"/>'
         )
-        said = "-" if value is None else say(value)
-        parts.append(f'<text class="q" x="{left + length + 6:.1f}" y="{y + 14}">{said}</text>')
+        text = "-" if value is None else form(value)
+        parts.append(f'<text class="q" x="{left + length + 6:.1f}" y="{y + 14}">{text}</text>')
     return _svg(title, WIDTH, len(values) * row + 8, parts)
 
 
@@ -205,8 +207,8 @@ def swim_lanes(run: Run) -> str:
                 f"<title>{escape(kind.replace('_', ' '))}: {escape(subject)}</title></path>"
             )
     for x in time_ticks(0.0, span_s, False):
-        said, at = seconds(x) if x else "0", x_at(began_s + x)
-        parts.append(f'<text class="q" x="{at:.1f}" y="{height - 6:.0f}" text-anchor="middle">{said}</text>')
+        text, at = seconds(x) if x else "0", x_at(began_s + x)
+        parts.append(f'<text class="q" x="{at:.1f}" y="{height - 6:.0f}" text-anchor="middle">{text}</text>')
     thinned = f", every {step}th of them" if step > 1 else ""
     return _svg(f"{run.label}: GPUs of {len(jobs)} jobs over time{thinned}", width, height, parts)
 

@@ -58,7 +58,7 @@ class Usage:
 
 @dataclass(slots=True)
 class _Facts:
-    """What a job's events say besides its lane."""
+    """Facts from a job's events that its lane does not have."""
 
     names: dict[str, str]
     """By what the job may be counted: 'user', 'team', 'model', 'job'."""
@@ -76,7 +76,7 @@ def usage(
     since_s: float = 0.0,
     quotas: Mapping[str, int] | None = None,
 ) -> list[Usage]:
-    """What was used between `since_s` and `now_s`, the largest user first.
+    """Usage between `since_s` and `now_s`, the largest user first.
 
     Args:
         events: the log from its beginning, oldest first.

@@ -1,8 +1,8 @@
-"""What a simulated policy is told of the jobs' speed.
+"""The speeds of the jobs that a simulated policy sees.
 
 That is the truth at first. It may be made wrong on purpose (`mistake`), or the speeds are learned as the jobs
-run (`learn`): then each job has a model that its segments are observed with (`world`), and the policy is told
-what the models say.
+run (`learn`): then each job has a model that observes its segments (`world`), and the policy sees the speeds
+of the models.
 """
 
 from __future__ import annotations
@@ -99,22 +99,22 @@ class TypeBeliefs:
             curve = curve * self._ledger.relative_speed(kind)
         self._rates[kind][row] = curve
 
-    def tell_exact(self, row: int) -> None:
+    def show_exact(self, row: int) -> None:
         """Enter the true curves of a job whose speed cannot be learned."""
         for kind in self._width:
             self._rates[kind][row] = np.array(self._exact.on(kind).rates[self._exact_row[row]])
 
 
 class Beliefs:
-    """The curves that a policy is told."""
+    """The curves that a policy sees."""
 
     def __init__(self, workload: Workload, cluster: Cluster, board: Board) -> None:
         self._workload, self._cluster, self._board = workload, cluster, board
         self._table = board.table
-        self._told = workload.curves
-        """What is told unless speeds are learned."""
+        self._shown = workload.curves
+        """The curves, unless speeds are learned."""
         self._fitted: FittedCurves | TypeBeliefs | None = None
-        """What the jobs' models say, if speeds are learned."""
+        """The models of the jobs, if speeds are learned."""
         self._promised: tuple[Curves, Curves] | None = None
         """The curves that were told last, and what promises count on of them."""
         self._table.curve = workload.row.copy()
@@ -142,7 +142,7 @@ class Beliefs:
                 {kind: wrong(own) for kind, own in curves.by_type.items()},
             )
 
-        self._told = wrong(self._workload.curves)
+        self._shown = wrong(self._workload.curves)
         self._table.curve = np.arange(len(row))
 
     def learn(self, *, adaptive: bool, throughput_only: bool) -> None:
@@ -164,7 +164,7 @@ class Beliefs:
             make = partial(JobBelief, profile.limits, fixed_batch=pinned, throughput_only=throughput_only)
             if not profile.trains:
                 if by_type is not None:
-                    by_type.tell_exact(row)
+                    by_type.show_exact(row)
             elif by_type is None:
                 self._table.belief[row] = make()
             else:
@@ -174,11 +174,11 @@ class Beliefs:
         self._table.curve = np.arange(len(jobs))
 
     def curves(self) -> Curves:
-        """What the policy is told of the jobs' speed right now."""
-        return self._told if self._fitted is None else self._fitted.curves(self._board.active.tolist())
+        """The curves that the policy sees right now."""
+        return self._shown if self._fitted is None else self._fitted.curves(self._board.active.tolist())
 
     def promised_curves(self) -> Curves:
-        """What a policy that gives promises is told: as if neighbours filled every GPU that is shared."""
+        """The curves for a policy that gives promises: as if neighbours filled every GPU that is shared."""
         curves = self.curves()
         if self._cluster.per_gpu == 1:
             return curves

@@ -1,4 +1,4 @@
-"""What changes the GPUs that jobs can have, other than the policy: lost nodes, rented nodes, reservations."""
+"""Changes of the GPUs that jobs can have which no policy makes: lost nodes, rented nodes, reservations."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class JobEvents:
 
 
 def _submitted_figures(spec: JobSpec) -> dict[str, Any]:
-    """What the event of a submission says of the job; what is as for most jobs is left out."""
+    """Data of a submission's event, without what is as for most jobs."""
     figures: dict[str, Any] = {
         "model": spec.model,
         "batch_size": spec.batch_size,
@@ -69,7 +69,7 @@ def _submitted_figures(spec: JobSpec) -> dict[str, Any]:
 
 
 def _move_figures(move: Move, cluster: Cluster) -> tuple[EventKind, dict[str, Any]]:
-    """What the event of a job's change of GPUs says."""
+    """Data of the event when a job's GPUs change."""
     data: dict[str, Any] = {"gpus": move.after, "before": move.before, "pause_s": move.pause_s}
     data |= cluster.type_figure(move.after)
     if not move.before:
@@ -128,7 +128,7 @@ class SimulatedProvider:
         return Supply(up, len(self._rented) - len(up))
 
     def request(self, nodes: int, spare: Sequence[str] = ()) -> None:
-        """Have that many nodes from now on; what changes at once is in the next `changes`."""
+        """Request this number of nodes; the next `changes` has what changes at once."""
         for i in range(len(self._names)):
             if len(self._rented) >= nodes:
                 break
@@ -152,7 +152,7 @@ class SimulatedProvider:
         return min((n.lost_s if n.up else n.ready_s for n in self._rented.values()), default=math.inf)
 
     def changes(self, now_s: float) -> list[NodeChange]:
-        """What has changed since the last call."""
+        """Changes since the last call."""
         self.now_s = now_s
         for i, node in list(self._rented.items()):
             if node.up and node.lost_s <= now_s:
@@ -357,7 +357,7 @@ class Capacity:
                 self._settle(row, now_s)
         before = board.reserved
         board.set_cluster(cluster.with_node(index, up=up), now_s, f"node {node.name} {why}")
-        self._tell_held(before, now_s)
+        self._record_held(before, now_s)
 
     def _reserve(self, now_s: float) -> bool:
         """Give reservations the GPUs that they want at this moment."""
@@ -377,10 +377,10 @@ class Capacity:
             self._settle(row, now_s)
         before = self._board.reserved
         changed = self._board.reserve(self._calendar, now_s)
-        self._tell_held(before, now_s)
+        self._record_held(before, now_s)
         return changed
 
-    def _tell_held(self, before: dict[str, frozenset[int]], now_s: float) -> None:
+    def _record_held(self, before: dict[str, frozenset[int]], now_s: float) -> None:
         if self._on_event is not None:
             for event in held_events(before, self._board.reserved, now_s):
                 self._on_event(event)

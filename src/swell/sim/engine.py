@@ -207,7 +207,7 @@ class RunningJobs:
             if self._world.segment_over(row):
                 yield row
             else:
-                self._tell_progress(row, now_s)
+                self._record_progress(row, now_s)
                 self._start_segment(row, now_s)
 
     def follow(self, moves: Sequence[Move], now_s: float) -> None:
@@ -224,7 +224,7 @@ class RunningJobs:
         row = move.row
         self._ran(row, move.ran_s)
         if move.before:
-            self._tell_progress(row, now_s)
+            self._record_progress(row, now_s)
         if move.after:
             self._start_segment(row, now_s, new_plan=True)
         else:
@@ -253,7 +253,7 @@ class RunningJobs:
                 self.settle(row, now_s)
                 self._start_segment(row, now_s, new_plan=True)
 
-    def _tell_progress(self, row: int, now_s: float) -> None:
+    def _record_progress(self, row: int, now_s: float) -> None:
         """How far a job is goes into the log when it is resized and at the end of each of its epochs."""
         if self._events.wanted:
             done, of, batch_size = self._world.progress(row)
@@ -261,7 +261,7 @@ class RunningJobs:
             self._events.write(now_s, EventKind.PROGRESS, row, **figures, batch_size=batch_size)
 
 
-# Asks a simulated policy: shows it the active jobs, and takes down how long it thinks.
+# Runs a simulated policy on the active jobs, and measures how long it takes to decide.
 
 
 class SimulatedScheduler:
@@ -382,8 +382,8 @@ class Simulation:
                 self._decide()
             turns += 1
             if turns % _PROGRESS_EVERY == 0:
-                self._tell_progress()
-        self._tell_progress()
+                self._record_progress()
+        self._record_progress()
 
     def _next_event_s(self) -> float:
         at_s = min(self._rhythm.due_s, self._running.ends.next_s())
@@ -393,7 +393,7 @@ class Simulation:
         jobs_left = jobs_to_come or len(self.board.active) > 0
         return float(min(at_s, self.capacity.next_s(self.now_s, jobs_left=jobs_left)))
 
-    def _tell_progress(self) -> None:
+    def _record_progress(self) -> None:
         if self._on_progress is not None:
             self._on_progress(self.now_s - self._began_s, self.tally.ended, len(self._table))
 
@@ -509,12 +509,12 @@ def simulate(
 
     Args:
         interval_s: length of the rounds; None for the policy's own rounds, or none if it has no rounds.
-        belief: 'profiles' or 'fitted' to override what the policy is told of the jobs' speed.
+        belief: 'profiles' or 'fitted', to override which speeds of the jobs the policy sees.
         calendar: reservations that take GPUs away from training; `demand`: what the services among them want.
         explore: if given, jobs grow only as their speed becomes known, as on a live cluster.
         planned_cost: the cost of changes that policies plan with, if it is not the true cost.
         belief_error: the relative standard deviation of each job's believed speed from the true one, for
-            policies that are told curves; 0.1 for beliefs that are wrong by 10%.
+            policies that see curves; 0.1 for beliefs that are wrong by 10%.
         blind_to_types: treat all GPUs as if they were of the most frequent type, as published policies do.
         cloud: if given, the nodes of the cluster are rented from it as its autoscaler decides.
         throughput_only: jobs that adapt their batch size choose the one with the most samples per second.
@@ -588,7 +588,7 @@ def _obeying(policy: Policy, teams: Teams, limits: UserLimits, jobs: Sequence[Jo
 
 
 def _planned_costs_s(cost: ResizeCost, state_bytes: float, round_s: float) -> tuple[float, float]:
-    """What policies plan a resize and a start with, which includes waiting for the next round."""
+    """Times for a resize and a start that policies plan with; they include waiting for the next round."""
     return cost.seconds(state_bytes, 1, 2) + round_s, cost.seconds(state_bytes, 0, 1) + round_s
 
 

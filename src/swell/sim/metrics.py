@@ -17,7 +17,7 @@ class SimulationResult:
     policy: str
     cluster: str
     belief: str
-    """What the policy knew of the jobs' speed; 'oracle' if it was told the true profiles."""
+    """The policy's source for the jobs' speed; 'oracle' if it saw the true profiles."""
     job_ids: list[str]
     submit_s: FloatArray
     deadline_s: FloatArray
@@ -35,7 +35,7 @@ class SimulationResult:
     capacity_gpu_seconds: float
     """GPU-seconds in service between the first submission and the last finish."""
     cost: float | None = None
-    """What the rented nodes cost; None for a cluster that is simply there."""
+    """Cost of the rented nodes; None for a cluster that is simply there."""
     node_hours: float | None = None
     decision_s: list[float] = field(default_factory=list)
     cpu_s: float = 0.0

@@ -1,6 +1,6 @@
-"""What would have happened: a cluster's own event log simulated with other policies or another cluster.
+"""Replays a cluster's own event log with other policies or on another cluster.
 
-The log of a live cluster says when jobs were submitted, how much work they had, and how fast they were on how
+The log of a live cluster has when jobs were submitted, how much work they had, and how fast they were on how
 many workers. That is a trace and its profiles, so the simulator can run it again with the same policies. The
 costs of a start and of a resize, the time in which the speed of a new job becomes known, and how many slots
 share a GPU, are taken from the log too. What the log does not say is assumed, and the first record says so.
@@ -71,7 +71,7 @@ class HeldPeriod(NamedTuple):
     beside: float
     """How fast the job was beside its neighbours on these GPUs, relative to workers alone on their GPUs."""
     kind: EventKind
-    """What it began with."""
+    """The state at its beginning."""
 
 
 @dataclass(slots=True)
@@ -86,7 +86,7 @@ class LoggedJob:
     end: Event | None = None
 
     @property
-    def says_fill(self) -> bool:
+    def has_fill(self) -> bool:
         """Whether the log says which part of a GPU's time a worker of the job uses alone."""
         return bool(self.submitted.data.get("fill"))
 
@@ -197,9 +197,9 @@ class Log:
     round_s: float | None = None
     """Length of that policy's rounds."""
     calendar: Calendar = NO_RESERVATIONS
-    """What was reserved, in seconds from the first submission on."""
+    """Reservations, in seconds since the first submission."""
     demand: tuple[DemandChange, ...] = ()
-    says_sharing: bool = True
+    has_sharing: bool = True
     """Whether the log says of all nodes how many of their slots share a GPU."""
 
     @property
@@ -240,7 +240,9 @@ def read_log(events: Iterable[Event]) -> Log:
     cluster, failures = nodes.since(began_s)
     calendar, demand = _reserved(held, most, began_s)
     unfinished = sum(job.end is None for job in jobs.values())
-    return Log(ended, unfinished, cluster, failures, policy, round_s, calendar, demand, nodes.all_say_sharing)
+    return Log(
+        ended, unfinished, cluster, failures, policy, round_s, calendar, demand, nodes.all_have_sharing
+    )
 
 
 @dataclass(slots=True)
@@ -250,13 +252,13 @@ class _Nodes:
     known: dict[str, Node] = field(default_factory=dict)
     lost: list[tuple[str, float, float]] = field(default_factory=list)
     """Name, from when, until when."""
-    all_say_sharing: bool = True
+    all_have_sharing: bool = True
 
     def follow(self, event: Event) -> None:
         """Enter that a node joined or was lost."""
         assert event.node is not None
         if event.kind is EventKind.NODE_JOINED:
-            self.all_say_sharing &= "per_gpu" in event.data
+            self.all_have_sharing &= "per_gpu" in event.data
             # The GPU type is left out, because the jobs' speed was measured on these very nodes.
             gpus, per_gpu = int(event.data["gpus"]), int(event.data.get("per_gpu", 1))
             self.known[event.node] = Node(event.node, gpus, per_gpu=per_gpu)
@@ -308,7 +310,7 @@ def _find_neighbours(jobs: Sequence[LoggedJob], cluster: Cluster) -> None:
 def _reserved(
     held: Mapping[str, list[tuple[float, int]]], most: Mapping[str, int], began_s: float
 ) -> tuple[Calendar, tuple[DemandChange, ...]]:
-    """What reservations held and when: hours as they were, and services that are followed as they came."""
+    """Slots that reservations held, and when: fixed hours, and services that are followed."""
     hours, demand = list[Reservation](), list[DemandChange]()
     for name, steps in held.items():
         if most.get(name):
@@ -325,7 +327,7 @@ def _reserved(
 
 
 LIVE = "what happened"
-"""What the live run's record has in place of a policy's name."""
+"""Stands for a policy's name in the record of the live run."""
 LANES_MOST = 120
 """Jobs whose lanes a record has; of more jobs evenly some."""
 _LEARN_S = 2.0
@@ -398,8 +400,8 @@ def replay(
 
 
 def _assumed(log: Log, cluster: Cluster | None) -> list[str]:
-    """What the log does not say and the replay assumes, in sentences for people. `cluster`: another one."""
-    if log.cluster is not None and not log.says_sharing:
+    """Assumptions where the log has no facts, in sentences for people. `cluster`: another one."""
+    if log.cluster is not None and not log.has_sharing:
         return ["The log does not say whether slots share GPUs: each slot is taken for a GPU of its own."]
     if log.cluster is None or log.cluster.per_gpu == 1:
         return []
@@ -409,7 +411,7 @@ def _assumed(log: Log, cluster: Cluster | None) -> list[str]:
         assumed.append(
             f"Each GPU of {_in_gpus(cluster)} is taken to be {slots} slots, as on the real cluster."
         )
-    if silent := sum(not job.says_fill for job in log.jobs):
+    if silent := sum(not job.has_fill for job in log.jobs):
         assumed.append(
             f"The log does not say of {many(silent, 'job')} which part of a GPU's time a worker uses when it"
             " is alone there. All of it is assumed, so that jobs on one GPU slow each other. If they use"
@@ -467,7 +469,7 @@ def _interval_s(log: Log, policy: str) -> float | None:
 def _specs(log: Log) -> list[JobSpec]:
     specs = []
     for job in log.jobs:
-        asked: Mapping[str, Any] = job.submitted.data
+        request: Mapping[str, Any] = job.submitted.data
         submit_s, deadline_s = job.submitted.time_s - log.began_s, job.deadline_s
         relative_s = None if deadline_s is None else deadline_s - log.began_s
         specs.append(
@@ -476,14 +478,14 @@ def _specs(log: Log) -> list[JobSpec]:
                 submit_s=submit_s,
                 model=job.job_id,
                 batch_size=1,
-                gpus=int(asked.get("gpus") or 1),
+                gpus=int(request.get("gpus") or 1),
                 work=job.work,
                 deadline_s=relative_s if relative_s is not None and relative_s > submit_s else None,
-                min_gpus=int(asked.get("min_gpus") or 1),
-                max_gpus=asked.get("max_gpus"),
-                gpus_per_replica=int(asked.get("gpus_per_replica") or 1),
-                weight=float(asked.get("weight") or 1.0),
-                priority=str(asked.get("priority") or NORMAL),
+                min_gpus=int(request.get("min_gpus") or 1),
+                max_gpus=request.get("max_gpus"),
+                gpus_per_replica=int(request.get("gpus_per_replica") or 1),
+                weight=float(request.get("weight") or 1.0),
+                priority=str(request.get("priority") or NORMAL),
                 fill=job.fill,
             )
         )
@@ -503,7 +505,7 @@ def _profiles(log: Log, cluster: Cluster) -> ProfileSet:
 
 
 def _costs(log: Log, cluster: Cluster) -> _PauseCost:
-    """What changes cost beyond start-ups, by least squares from the work that jobs missed on their GPUs."""
+    """Cost of changes beyond start-ups, by least squares from the work that jobs missed on their GPUs."""
     rows, missed, reported_s = [], [], []
     widest = max(
         [sum(n.gpus for n in cluster.nodes)] + [change.gpus for job in log.jobs for change in job.changes]

@@ -73,7 +73,7 @@ class Table:
             self.refuse(row, name, f"must be {allowed}, got {got}")
 
     def message(self, row: int) -> str:
-        """What is wrong with a row, in one line."""
+        """The error in a row, in one line."""
         name, what = self.problems[row]
         return f"{self.path}:{self.lines[row]}: {name}: {what}"
 

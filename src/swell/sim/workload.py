@@ -98,7 +98,7 @@ def alone_speeds(fill: float, most: int, slots_per_node: int, per_gpu: int) -> F
 
 
 _WIDEST_CURVE = 512
-"""Curves are not computed beyond this many GPUs unless a job asks for more: rates fall long before that."""
+"""Curves are not computed beyond this many GPUs unless a job requests more: rates fall long before that."""
 
 
 class Workload(NamedTuple):

@@ -1,7 +1,7 @@
-"""What is true of all jobs of a simulation: how fast they are where they run, and how far they are.
+"""The truth about all jobs of a simulation: how fast they are where they run, and how far they are.
 
 The truth of a job comes from its profile (`workload`). A policy sees nothing of it except through
-the table and the curves that it is told (`beliefs`). Where speeds are learned, each segment of a job is
+the table and the curves that it is given (`beliefs`). Where speeds are learned, each segment of a job is
 observed with the job's model when the segment starts.
 """
 
@@ -98,7 +98,7 @@ Shape = tuple[int, ...]
 class SpeedSegment:
     """A period of constant true `speed` that lasts for `togo` more progress.
 
-    `left` and `rate` are what a policy is told: the job's remaining work and its rate, in the unit of its
+    `left` and `rate` are what a policy sees: the job's remaining work and its rate, in the unit of its
     curve.
     """
 

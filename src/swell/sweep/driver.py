@@ -24,7 +24,7 @@ _LOOKS = 20
 """How often to look for news before the verdicts are worked out again all the same."""
 
 
-Told = Callable[[str, Trial], None]
+Notify = Callable[[str, Trial], None]
 """Called with what happened (started, pruned, complete, fail) and the trial."""
 
 
@@ -51,7 +51,7 @@ class Driver:
         options: Mapping[str, Any],
         *,
         parallel: int,
-        told: Told = lambda what, trial: None,
+        notify: Notify = lambda what, trial: None,
     ) -> None:
         self._client = client
         self._study = study
@@ -59,7 +59,7 @@ class Driver:
         self._script = script
         self._options = dict(options)
         self._parallel = parallel
-        self._told = told
+        self._notify = notify
         self._running: dict[str, int] = {}
         """Trial by job."""
         self._latest: dict[str, float] = {}
@@ -90,7 +90,7 @@ class Driver:
                 time.sleep(_WAIT_S)
 
     def _follow_verdicts(self) -> None:
-        """Have trials go on, end, or wait, and start others in the place of those that wait.
+        """Let trials go on, end, or wait, and start others in the place of those that wait.
 
         A trial that is to have a slot is resumed or submitted before another one gives its slot up. Otherwise
         the platform would let a third one grow onto that slot, and take it back at once. No more trials than
@@ -107,16 +107,16 @@ class Driver:
         self._waiting.update(given_up, arrived)
         for job_id in [job_id for job_id in self._running if job_id in self._waiting]:
             if self._room and verdicts.get(self._running[job_id], Verdict.GO) is Verdict.GO:
-                self._ask(self._client.resume, job_id)
+                self._order(self._client.resume, job_id)
                 self._waiting.discard(job_id)
         for job_id in given_up:
-            if self._ask(self._client.cancel, job_id):
+            if self._order(self._client.cancel, job_id):
                 self._end(job_id, "pruned")
         self._fill()
         for job_id in arrived:
-            self._ask(self._client.pause, job_id)
+            self._order(self._client.pause, job_id)
 
-    def _ask(self, order: Callable[[str], Any], job_id: str) -> bool:
+    def _order(self, order: Callable[[str], Any], job_id: str) -> bool:
         """Give the platform an order for a job; False if that is over by now, as its events will say."""
         try:
             order(job_id)
@@ -136,7 +136,7 @@ class Driver:
         while self._room and len(self._study.trials()) < self._sweep.trials:
             trial = self._study.ask()
             self._start(trial)
-            self._told("started", trial)
+            self._notify("started", trial)
 
     def _start(self, trial: Trial) -> None:
         """Submit a trial's job, or find the one that a killed driver submitted."""
@@ -179,7 +179,7 @@ class Driver:
         state = {"finished": "complete", "pruned": "pruned"}.get(how, "fail")
         self._study.tell(number, state, self._latest.pop(job_id, None))
         trial = next(t for t in self._study.trials() if t.number == number)
-        self._told(trial.state, trial)
+        self._notify(trial.state, trial)
 
 
 def measured(data: Mapping[str, Any], metric: str) -> float | None:

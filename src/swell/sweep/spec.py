@@ -1,4 +1,4 @@
-"""What a sweep is: read from the tables of a file, checked once."""
+"""The description of a sweep, read from the tables of a file and checked once."""
 
 from __future__ import annotations
 

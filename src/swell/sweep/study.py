@@ -32,7 +32,7 @@ FACTOR = 3
 
 
 class Verdict(Enum):
-    """What becomes of a trial now."""
+    """The next thing to do with a trial."""
 
     GO = "go"
     WAIT = "wait"
@@ -58,7 +58,7 @@ class TrialStanding:
 def verdicts(
     trials: Sequence[TrialStanding], total: int, warmup: int, *, maximize: bool
 ) -> dict[int, Verdict]:
-    """What becomes of each trial that has not ended; `total` trials there will be in all."""
+    """The next thing to do with each trial that has not ended; `total` is the number of trials in the end."""
     found = {trial.number: Verdict.GO for trial in trials if not trial.ended}
     group, rung = list(trials), warmup
     missing = total - len(trials)
@@ -158,7 +158,7 @@ class Study:
         """By trial: the metric by epoch."""
         return {t.number: dict(sorted(t.intermediate_values.items())) for t in self._stored()}
 
-    def ask(self) -> Trial:
+    def ask(self) -> Trial:  # words: ok
         """A new trial; it is on disk before this returns."""
         trial, self._read = self._study.ask(self._distributions), None
         return _view(self._stored()[trial.number])
@@ -175,7 +175,7 @@ class Study:
             self._read = None
 
     def verdicts(self) -> dict[int, Verdict]:
-        """What becomes of each trial that has not ended."""
+        """The next thing to do with each trial that has not ended."""
         running = [t.number for t in self._stored() if t.state.name == "RUNNING"]
         if self._sweep.pruner == "halving":
             standing = [
@@ -191,7 +191,7 @@ class Study:
             number: Verdict.GIVE_UP if self._live(number).should_prune() else Verdict.GO for number in running
         }
 
-    def tell(self, number: int, state: str, last: float | None = None) -> None:
+    def tell(self, number: int, state: str, last: float | None = None) -> None:  # words: ok
         """End a trial: complete, pruned or fail. `last`: its last metric, if that is not the last epoch's."""
         frozen = self._stored()[number]
         if frozen.state.is_finished():

@@ -36,8 +36,8 @@ class Past:
 
     def note(self, event: str, about: tuple[Any, ...], out: object) -> None:
         """Keep an event with its arguments and what followed from it."""
-        told = ", ".join(map(_BRIEF.repr, about))
-        self._lines.append(f"{event}({told}) -> {_BRIEF.repr(out) if out else 'nothing'}"[:MOST_LINE])
+        arguments = ", ".join(map(_BRIEF.repr, about))
+        self._lines.append(f"{event}({arguments}) -> {_BRIEF.repr(out) if out else 'nothing'}"[:MOST_LINE])
 
     def lines(self) -> list[str]:
         """A line for each, the oldest first."""
@@ -58,8 +58,8 @@ class _Brief(reprlib.Repr):
         names = names or ([one.name for one in fields(x)] if is_dataclass(x) else ())
         if not names or level <= 0:
             return super().repr_instance(x, level)
-        told = ", ".join(f"{name}={self.repr1(getattr(x, name), level - 1)}" for name in names)
-        return f"{type(x).__name__}({told})"
+        shown = ", ".join(f"{name}={self.repr1(getattr(x, name), level - 1)}" for name in names)
+        return f"{type(x).__name__}({shown})"
 
 
 _BRIEF = _Brief()

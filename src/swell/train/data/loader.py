@@ -21,7 +21,7 @@ from swell.train.data.samples import MapDataset, Samples
 
 
 class Trainer(Protocol):
-    """What a loader needs of whoever makes the steps."""
+    """The part of a job that a loader uses."""
 
     @property
     def mode(self) -> str:
@@ -65,7 +65,7 @@ class ElasticLoader(Samples):
     """Batches of a map-style data set for this worker; iterate it in every epoch like a DataLoader."""
 
     streaming = False
-    """True if only the worker itself knows which samples it used, so that step headers must say it."""
+    """True if step headers must list the samples, because the others cannot derive which ones were used."""
 
     def __init__(
         self,
@@ -193,7 +193,7 @@ class ElasticLoader(Samples):
         """Hand out the samples of the present step again."""
 
     def header(self) -> dict[str, Any]:
-        """What other workers must know of this worker's samples; empty if it follows from the cursor."""
+        """Information on this worker's samples for the others; empty if it follows from the cursor."""
         return {}
 
     def committed_by(self, headers: Sequence[dict[str, Any]]) -> None:

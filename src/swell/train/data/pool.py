@@ -22,7 +22,7 @@ from swell.train.agent.errors import TrainError
 from swell.train.data.samples import MapDataset, fetch, seed_all
 
 Task = tuple[tuple[int, ...], int | None]
-"""What identifies a batch: its samples, and the seed of their augmentation."""
+"""Identifies a batch: its samples, and the seed of their augmentation."""
 
 
 def _serve(
@@ -57,7 +57,7 @@ def _orphaned(parent: int) -> bool:
 
 
 class LoaderPool:
-    """A few processes, the batches they were asked for, and the batches that have arrived."""
+    """A few processes, the batches requested from them, and the batches that have arrived."""
 
     def __init__(self, dataset: MapDataset, collate: Callable[[list[Any]], Any], processes: int) -> None:
         import os
@@ -65,7 +65,7 @@ class LoaderPool:
         context = torch.multiprocessing.get_context("fork")
         self._tasks = context.Queue()
         self._results = context.Queue()
-        self._asked: set[Task] = set()
+        self._requested: set[Task] = set()
         self._wanted: set[Task] = set()
         self._come: dict[Task, Any] = {}
         self.size = processes
@@ -88,15 +88,15 @@ class LoaderPool:
         for task in [t for t in self._come if t not in self._wanted]:
             del self._come[task]
         for task in tasks:
-            if task not in self._asked and task not in self._come:
-                self._asked.add(task)
+            if task not in self._requested and task not in self._come:
+                self._requested.add(task)
                 self._tasks.put(task)
 
     def get(self, indices: list[int], seed: int | None) -> Any:
         """One batch; waits for it if it has not arrived."""
         task: Task = (tuple(indices), seed)
-        if task not in self._asked and task not in self._come:
-            self._asked.add(task)
+        if task not in self._requested and task not in self._come:
+            self._requested.add(task)
             self._tasks.put(task)
         self._wanted.add(task)
         while task not in self._come:
@@ -115,7 +115,7 @@ class LoaderPool:
                     "memory is the usual reason: use fewer num_workers"
                 ) from None
             return
-        self._asked.discard(task)
+        self._requested.discard(task)
         if error is not None:
             raise TrainError(f"the data set failed in a loader process:\n{error}")
         if task in self._wanted:

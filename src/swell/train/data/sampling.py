@@ -37,7 +37,7 @@ class _Numbers:
 
 
 class SampleLoader(ElasticLoader):
-    """A loader that a script asks for one batch at a time; it goes from pass to pass by itself."""
+    """A loader for scripts that draw one batch at a time. It begins the next pass by itself."""
 
     def __init__(
         self, trainer: Trainer, name: str, source: Any, batch_size: int, *, replace: bool, seed: int

@@ -43,7 +43,7 @@ class Lease:
 
 @dataclass(frozen=True, slots=True)
 class Consumed:
-    """What one committed step took from one lease."""
+    """The part of a lease that one committed step used."""
 
     token: int
     samples: int

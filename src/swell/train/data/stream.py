@@ -180,7 +180,7 @@ class StreamLoader(ElasticLoader):
         self._readers = {token: reader for token, reader in self._readers.items() if not reader.taken}
 
     def header(self) -> dict[str, Any]:
-        """What this worker took since the last commit, and how many further shards it wants."""
+        """The items this worker took since the last commit, and how many further shards it wants."""
         held = self._queue.held_by(self._worker)
         used = [
             [lease.token, reader.taken, reader.finished]

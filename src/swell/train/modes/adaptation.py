@@ -100,7 +100,7 @@ class Adaptation:
         )
         self.noise: NoiseScale = meter.noise
         """The running statistics; the same on every worker."""
-        self._said_of = 0.0
+        self._reported_of = 0.0
         self.until_epochs: float | None = None
         """Training ends, even in the middle of a pass, once it is worth this many epochs."""
         warm_up()
@@ -116,7 +116,7 @@ class Adaptation:
         return Norms(self._stride, self._buckets if self._mode.meter.weights is not None else None)
 
     def header(self, generation: int) -> Header:
-        """What goes into the header of the step, under one key."""
+        """This mode's part of the step header, under one key."""
         if generation != self._generation:
             self._generation = generation
             self._mode.membership_changed()
@@ -204,16 +204,16 @@ class Adaptation:
             return {"done": done, "of": epochs * self.steps_per_epoch}
         worth = self.noise.efficiency(max(self._mode.agreed.batch / self._tuned, 1.0))
         of = done + max(epochs - passes_done, 0.0) * self.steps_per_epoch * worth
-        if abs(of - self._said_of) > _NEW_LENGTH * of:
-            self._said_of = of
-        return {"done": done, "of": max(self._said_of, done)}
+        if abs(of - self._reported_of) > _NEW_LENGTH * of:
+            self._reported_of = of
+        return {"done": done, "of": max(self._reported_of, done)}
 
     def report(self) -> dict[str, float | int | bool | None]:
         """The statistics so far, as numbers."""
         return self._mode.report()
 
     def beat(self) -> dict[str, Any]:
-        """What goes into the job's reports: all statistics, and separately the figures a scheduler reads."""
+        """All statistics for the job's reports, and separately the figures that a scheduler reads."""
         out: dict[str, Any] = {"adaptive": self.report(), "limits": self._mode.agreed.tuner.limits.as_dict()}
         if self.noise.ready:
             out |= {"sqr": self.noise.sqr, "var": self.noise.var, "noise_updates": self.noise.updates}
@@ -301,7 +301,7 @@ class Packed:
         self._zeros = [torch.zeros((), dtype=b.dtype, device=flat.device) for b in buckets]
 
     def weights(self, buckets: Sequence[Tensor]) -> list[Tensor]:
-        """Of vectors with a place for each element of a bucket that counts: the places of gradients."""
+        """The places of gradients in vectors with one place for each element of a bucket."""
         return [bucket[:length] for bucket, length in zip(buckets, self._lengths)]
 
     def gradients(self) -> list[Tensor]:

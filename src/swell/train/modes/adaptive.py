@@ -33,7 +33,7 @@ _WINDOW = 32
 
 
 class Noise(Protocol):
-    """What the tuner needs of `NoiseScale`."""
+    """The part of `NoiseScale` that the tuner uses."""
 
     @property
     def sqr(self) -> float: ...

@@ -1,6 +1,6 @@
 """The batch that all workers of a job agree on, and how they come to a new one.
 
-With the messages of a step the workers tell each other how long their last step took and what did not fit
+With the messages of a step the workers exchange how long their last step took and what did not fit into
 their memory; rank 0 adds a new plan when it has one. A new plan in the headers holds from the next step on,
 and the batch changes at no other moment. After a resize or a death the batch stays as it is, only split over
 other workers, because survivors may be in the middle of a step.
@@ -20,7 +20,7 @@ Header = dict[str, Any]
 
 
 class AgreedBatch:
-    """The present batch, and what this worker tells the others about the next one."""
+    """The present batch, and this worker's message to the others about the next one."""
 
     def __init__(self, limits: BatchLimits, *, decide_every: int = 10) -> None:
         """A new plan is considered every `decide_every` steps, and after each change of the workers."""
@@ -41,7 +41,7 @@ class AgreedBatch:
         """The fewest samples that did not fit here and that the others do not know of yet."""
 
     def header(self) -> Header:
-        """What this worker adds to the header of the step."""
+        """This worker's part of the step header."""
         header: Header = {}
         if self._last is not None:
             header["last"] = self._last

@@ -25,7 +25,7 @@ _REFRESH_PRECONDITIONER = 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepGradient:
-    """What all workers know of the gradient of one step."""
+    """Figures of one step's gradient that all workers have."""
 
     part_samples: Sequence[int]
     """By rank: samples behind the worker's share of the gradient."""

@@ -328,7 +328,7 @@ class AdamPreconditioner:
             torch._foreach_zero_([p for (_, p), s in zip(self._places, states) if "exp_avg_sq" not in s])
         if not known:
             return self.ready
-        # Few calls for all tensors instead of ten for each: a GPU would wait for whoever makes them.
+        # Few calls for all tensors instead of ten for each: a GPU would wait for the process that makes them.
         places = [place for _, place, _ in known]
         seconds = [state["exp_avg_sq"].reshape(-1)[:: self._stride].view(p.shape) for _, p, state in known]
         torch._foreach_copy_(places, seconds)

@@ -30,7 +30,7 @@ from types import MappingProxyType
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchState:
-    """What a rule may look at."""
+    """The facts that a rule may use."""
 
     scale: float
     """Total batch / tuned batch."""

@@ -1,4 +1,4 @@
-"""What cannot work with sharded models and replicas is refused, with the reason."""
+"""Refuses what cannot work with sharded models and replicas, with the reason."""
 
 from __future__ import annotations
 

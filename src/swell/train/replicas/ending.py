@@ -1,6 +1,6 @@
-"""What becomes of a worker whose replica lost another worker: it ends, and the script is not to blame.
+"""Ends a worker whose replica lost another worker, without blaming the script.
 
-This is used before it is known whether torch was imported, so it imports nothing of it.
+Imports nothing of torch, because the process may not have loaded it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from swell.train.agent.jobdir import JobDirectory
 PATIENCE_S = 2.0
 """How long the worker waits to be ended with its replica, before it ends by itself."""
 _TORCHS = ("DistBackendError", "DistNetworkError", "DistStoreError")
-"""What torch raises when a collective fails, beside the RuntimeErrors of gloo."""
+"""Errors that torch raises when a collective fails, besides the RuntimeErrors of gloo."""
 
 
 def lost_a_mate(error: BaseException) -> bool:
@@ -29,7 +29,7 @@ def lost_a_mate(error: BaseException) -> bool:
 
 
 def wait_for_the_end() -> None:
-    """Let the coordinator hear first what happened to the other worker: its script may have failed."""
+    """Wait until the coordinator has the reason of the other worker's end: its script may have failed."""
     time.sleep(PATIENCE_S)
 
 

@@ -1,6 +1,6 @@
 """The workers of one replica: torch's process group among them, and the device mesh that scripts shard on.
 
-The group is made when the script asks for the mesh, before the worker is part of the job, and lives as long
+The group is made when the script requests the mesh, before the worker is part of the job, and lives as long
 as the replica. Its workers, which may be on several hosts, find each other by notes that the coordinator
 keeps (`sync/reducer`). Inside a replica torch's own collectives gather parameters and sum gradients; swell
 uses the group only for what all workers of a replica must decide alike.
@@ -45,17 +45,17 @@ class Replica:
 
     def first(self, *values: int) -> list[int]:
         """These numbers as the replica's first worker has them."""
-        told = torch.tensor(values)
+        shared = torch.tensor(values)
         if self.size > 1:
-            dist.broadcast(told, 0, group=_talk())
-        return [int(value) for value in told]
+            dist.broadcast(shared, 0, group=_talk())
+        return [int(value) for value in shared]
 
     def largest(self, value: int) -> int:
         """The largest of the replica's values."""
-        told = torch.tensor([value])
+        shared = torch.tensor([value])
         if self.size > 1:
-            dist.all_reduce(told, dist.ReduceOp.MAX, group=_talk())
-        return int(told)
+            dist.all_reduce(shared, dist.ReduceOp.MAX, group=_talk())
+        return int(shared)
 
     def wait(self) -> None:
         """Wait until all workers of the replica are here."""
@@ -63,7 +63,7 @@ class Replica:
 
 
 class _Made:
-    """What was made in this process."""
+    """The group and mesh of this process."""
 
     mesh: DeviceMesh | None = None
     store: Any = None
@@ -103,7 +103,7 @@ def replica_mesh(device: str | None = None) -> DeviceMesh:
 
 
 def has_mesh() -> bool:
-    """Whether the script asked for the mesh."""
+    """Whether the script has requested the mesh."""
     return _Made.mesh is not None
 
 

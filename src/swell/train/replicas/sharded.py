@@ -23,7 +23,7 @@ from swell.train.sync.memory import FlatModel, Layout, local
 
 
 def sum_gradients(model: nn.Module) -> None:
-    """Have FSDP add the gradients of a replica's workers, where it would take their mean.
+    """Make FSDP add the gradients of a replica's workers, where it would take their mean.
 
     Losses are scaled by the samples of the whole step, so that the sum over all workers is the mean.
     """
@@ -48,7 +48,7 @@ class ShardedFlat(FlatModel):
 
     @property
     def digest(self) -> str:
-        """What all workers must have in common: the whole tensors, and the workers of a replica."""
+        """Facts in which all workers must agree: the whole tensors, and the workers of a replica."""
         return self._common
 
     @torch.no_grad()

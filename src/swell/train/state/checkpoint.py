@@ -306,7 +306,7 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def _explain(error: Exception, root: Path) -> str:
-    """What went wrong and what to do about it."""
+    """The problem and its remedy, in words."""
     codes = {e.errno for e in _chain(error) if isinstance(e, OSError)}
     if errno.ENOSPC in codes or errno.EDQUOT in codes:
         return f"no space left under {root}; free some, or keep fewer checkpoints. The next save tries again"
