@@ -17,15 +17,15 @@ from swell.domain import InputError, SwellError
 
 def test_each_control_plane_has_a_folder_and_together_they_keep_others_out(tmp_path: Path) -> None:
     host = socket.gethostname()
-    first, locks = _platform.enter(tmp_path)
-    second, more = _platform.enter(tmp_path)
+    first, locks = _platform.enter_beside_others(tmp_path)
+    second, more = _platform.enter_beside_others(tmp_path)
     assert [first.name, second.name] == [host, f"{host}_2"]
     assert running_pid(tmp_path) == os.getpid() and _platform.others_run(tmp_path)
     with pytest.raises(SwellError, match="several need --ha"):
         only_one(tmp_path)
     (tmp_path / "planes" / f"{host}9").mkdir()  # another machine's, on a shared file system
     with only_one(tmp_path / "planes" / f"{host}9"):
-        assert _platform.folders(tmp_path) == [first, second]
+        assert _platform.plane_folders(tmp_path) == [first, second]
     with pytest.raises(InputError, match=f"there are: {host}, {host}_2"):
         _platform.stop_planes(tmp_path, "nobody")
     for lock in (*locks, *more):
@@ -33,18 +33,18 @@ def test_each_control_plane_has_a_folder_and_together_they_keep_others_out(tmp_p
     assert (
         running_pid(tmp_path) is None
         and not _platform.others_run(tmp_path)
-        and _platform.folders(tmp_path) == []
+        and _platform.plane_folders(tmp_path) == []
     )
     with only_one(tmp_path), pytest.raises(SwellError, match="several need --ha"):
-        _platform.enter(tmp_path)
+        _platform.enter_beside_others(tmp_path)
 
 
 def test_the_folder_of_the_leader_comes_first(tmp_path: Path) -> None:
-    _, locks = _platform.enter(tmp_path)
-    second, more = _platform.enter(tmp_path)
+    _, locks = _platform.enter_beside_others(tmp_path)
+    second, more = _platform.enter_beside_others(tmp_path)
     (second / "up.lock").write_text("1")  # as if another process held it
     ServerFile("http://b", 1).write(tmp_path)
-    assert running_pid(tmp_path) == 1 and _platform.folders(tmp_path)[0] == second
+    assert running_pid(tmp_path) == 1 and _platform.plane_folders(tmp_path)[0] == second
     for lock in (*locks, *more):
         lock.close()
 

@@ -160,7 +160,7 @@ def running_pid(home: Path) -> int | None:
     if alone is not None or not (home / "planes").is_dir():
         return alone
 
-    return next((running_pid(folder) for folder in folders(home)), None)
+    return next((running_pid(folder) for folder in plane_folders(home)), None)
 
 
 def serve(
@@ -376,8 +376,8 @@ def start_in_background(words: list[str], home: Path, store: str | None = None) 
         )
     give_up_s = time.monotonic() + STARTED_S
     while time.monotonic() < give_up_s:
-        folders = [home, *(home / "planes").glob("*")]
-        found = next((one for one in map(ServerFile.read, folders) if one and one.pid == child.pid), None)
+        homes = [home, *(home / "planes").glob("*")]
+        found = next((one for one in map(ServerFile.read, homes) if one and one.pid == child.pid), None)
         if found is not None and healthy(found.nearest, found.ca) is not None:
             return found.url, child.pid
         if child.poll() is not None:
@@ -472,11 +472,11 @@ def stop_ray(home: Path) -> bool:
 
 def jobs_alive(home: Path) -> list[Path]:
     """The directories of jobs that have a living supervisor on this machine."""
-    from swell.engines.order import FILE, folder_of, started
+    from swell.engines.order import START, folder_of, started
     from swell.engines.supervisor import is_locked
 
     jobs = started(home)
-    if any(time.time() - (folder_of(job) / FILE).stat().st_mtime < 3.0 for job in jobs):
+    if any(time.time() - (folder_of(job) / START).stat().st_mtime < 3.0 for job in jobs):
         time.sleep(2.0)  # the supervisor of a job that was just started may not hold its lock yet
     return [job for job in jobs if is_locked(job)]
 
@@ -578,7 +578,7 @@ log = logging.getLogger(__name__)
 Ready = Callable[[str, "ControlPlane", list[Path]], None]
 
 
-def enter(home: Path) -> tuple[Path, tuple[TextIO, TextIO]]:
+def enter_beside_others(home: Path) -> tuple[Path, tuple[TextIO, TextIO]]:
     """The folder of a new control plane of this home, and the locks to hold as long as it lives."""
     shared = only_one(home, shared=True)
     for number in itertools.count(1):
@@ -624,7 +624,7 @@ def serve_beside_others(settings: Settings, ready: Ready, standby: Callable[[str
     from swell.policies import DEFAULT
 
     url, host = check_shared(settings), socket.gethostname()
-    folder, locks = enter(settings.home)
+    folder, locks = enter_beside_others(settings.home)
     for lock in locks:
         os.dup(lock.fileno())  # never closed, so that the lock is free only once the process has ended
     table = PostgresLease(url)
@@ -747,7 +747,7 @@ def _policy_in_force(url: str) -> str | None:
         store.close()
 
 
-def folders(home: Path) -> list[Path]:
+def plane_folders(home: Path) -> list[Path]:
     """The folders of the control planes with --ha that run on this machine, that of the leader first."""
     from swell.api.home import ServerFile
 
@@ -760,7 +760,7 @@ def folders(home: Path) -> list[Path]:
 
 def stop_planes(home: Path, name: str | None) -> list[str]:
     """Stop the control planes with --ha on this machine, or only that of a name; returns their names."""
-    running = folders(home)
+    running = plane_folders(home)
     chosen = [folder for folder in running if name is None or folder.name == name]
     if name is not None and not chosen:
         known = ", ".join(folder.name for folder in running) or "none"

@@ -74,7 +74,7 @@ def order_outdated(extras: Any) -> bool:
     return fence is not None and LeaderFence(fence["store"], fence["number"]).outdated(Path(fence["home"]))
 
 
-FILE, LOCK, EXIT, LOG = "start.json", "lock", "exit.json", "supervisor.log"
+START, LOCK, EXIT, LOG = "start.json", "lock", "exit.json", "supervisor.log"
 _OWN = ("request", "max_workers", "owner", "slots", "placement", "account")
 
 
@@ -93,7 +93,7 @@ def make_folder(job_dir: Path) -> Path:
 
 def started(home: Path) -> list[Path]:
     """The directories of the jobs that were started in this home and are not over."""
-    return [home / "jobs" / path.parent.name for path in sorted((home / "orders").glob(f"*/{FILE}"))]
+    return [home / "jobs" / path.parent.name for path in sorted((home / "orders").glob(f"*/{START}"))]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,12 +125,12 @@ class JobOrder:
             "account": self.account,
             **self.extras,
         }
-        write_json(make_folder(launch.job_dir) / FILE, content)
+        write_json(make_folder(launch.job_dir) / START, content)
 
     @classmethod
     def read(cls, job_dir: Path) -> JobOrder:
         """The order for the job in this directory; raises an exception of any kind if it is unusable."""
-        content = json.loads(read_regular(folder_of(job_dir) / FILE))
+        content = json.loads(read_regular(folder_of(job_dir) / START))
         launch = Launch(
             job_id=job_dir.name,
             request=JobRequest.from_json(content["request"]),

@@ -31,7 +31,7 @@ from swell.engines.accounts import Account
 from swell.engines.base import NOTHING_HELD, EngineReport, Held, Launch, Observed, drain
 from swell.engines.border import BadMessage, confined, read_beat, read_event
 from swell.engines.job_state import NOTE_END_S, JobStage, Outcome, Said, Step
-from swell.engines.order import EXIT, FILE, LeaderFence, folder_of, make_folder, started
+from swell.engines.order import EXIT, START, LeaderFence, folder_of, make_folder, started
 from swell.engines.parts import Part
 from swell.engines.processes import sweep
 from swell.engines.supervised_job import STOP, SupervisedJob
@@ -378,7 +378,7 @@ class SupervisedEngine:
             return
         job.line.close()
         with self._lock:
-            (folder_of(job.directory) / FILE).unlink(missing_ok=True)
+            (folder_of(job.directory) / START).unlink(missing_ok=True)
             self._jobs.pop(job.job_id, None)
         self._listener.wake()
 
