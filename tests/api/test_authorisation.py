@@ -18,6 +18,7 @@ from swell.domain import InputError
 JOB_VERBS: dict[str, tuple[str, str, dict[str, object] | None]] = {
     "see": ("GET", "/v1/jobs/{job}", None),
     "explain": ("GET", "/v1/jobs/{job}/explain", None),
+    "story": ("GET", "/v1/jobs/{job}/story", None),
     "series": ("GET", "/v1/jobs/{job}/series", None),
     "logs": ("GET", "/v1/jobs/{job}/logs", None),
     "events": ("GET", "/v1/events?job={job}", None),

@@ -44,6 +44,7 @@ def test_a_job_from_submission_to_its_end(platform: Platform) -> None:
         assert kinds[0] == "submitted"
         assert kinds[-1] == "finished"
         assert client.explain(job)["phase"] == "finished"
+        assert client.story(job) == [], "this engine only pretends"
         assert [one.job_id for one in client.jobs(phase="finished")] == [job.job_id]
         assert sum(node.gpus for node in client.nodes()) == 4
         assert client.policy() == "afs-l"

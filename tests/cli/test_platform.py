@@ -313,6 +313,8 @@ def test_a_job_is_paused_resumed_bounded_and_cancelled(place: Place, long: str) 
     told = wait_until(describe, 60, "an estimate", poll_s=0.2)
     for expected in ("Why:", "Workers:", "Progress:", "How it was resized:"):
         assert expected in told
+    story = place.swell("describe", "long", "--story").stdout
+    assert "engine: started((" in story and re.search(r"coordinator: resize\(2, .* -> ", story)
     assert place.swell("cancel", "long").returncode == 0
     assert place.wait_for(job_id, over)["phase"] == "cancelled"
     refused = place.swell("resume", job_id)

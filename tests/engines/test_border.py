@@ -249,6 +249,34 @@ def test_a_coordinator_that_never_answers_is_tried_ever_less_often(
     assert len(tried) < 12, "the other jobs do not wait for it at every turn"
 
 
+@pytest.mark.parametrize(
+    ("answer", "shown"),
+    [
+        ({"type": "story", "lines": ["a\x1b[2J\nb", "c"] * 100}, ["a[2J b", "c"] * 32),
+        ({"type": "story", "lines": [3]}, []),
+        ({"type": "story"}, []),
+        ({"type": "error", "error": "unknown message 'story' from tool"}, []),
+    ],
+)
+def test_a_story_is_checked_as_all_that_a_job_sends(
+    tmp_path: Path, answer: dict[str, Any], shown: list[str]
+) -> None:
+    facts = JobFile(name="a", secret="s")
+    run = JobDirectory.create(tmp_path / "runs" / "0000", facts)
+
+    def coordinate(listener: socket.socket) -> None:
+        connection = Connection.accepted(listener.accept()[0], facts)
+        for said in ({"type": "welcome"}, answer):
+            connection.receive(5.0)
+            connection.send(said)
+
+    assert supervised_job.story_of(tmp_path) == [], "there is no coordinator yet"
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        threading.Thread(target=coordinate, args=(listener,), daemon=True).start()
+        run.write_address("127.0.0.1", listener.getsockname()[1], 1)
+        assert supervised_job.story_of(tmp_path) == shown
+
+
 def test_a_connection_begins_with_what_runs_and_ends_where_an_event_is_missing(tmp_path: Path) -> None:
     facts = JobFile(name="a", secret="s")
     run, told = JobDirectory.create(tmp_path / "runs" / "0000", facts), threading.Event()

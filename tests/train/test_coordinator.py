@@ -98,6 +98,15 @@ def test_from_the_first_worker_to_the_end(path: Path) -> None:
     assert office.coordinator.over.is_set()
 
 
+def test_a_tool_is_sent_the_story_of_the_membership(path: Path) -> None:
+    office, tool = Office(path), Someone()
+    office.say(office.agent, type="hello", role="agent", alive=[])
+    office.say(tool, type="hello", role="tool")
+    (answer,) = office.say(tool, type="story")
+    assert answer["type"] == "story" and answer["lines"][0].startswith("agent_connected([], ")
+    assert "Spawn(worker='w0', slot=None)" in answer["lines"][0]
+
+
 def test_an_exit_waits_for_the_workers_last_messages_for_a_bounded_time(path: Path) -> None:
     office = Office(path)
     office.say(office.agent, type="hello", role="agent", alive=[])

@@ -151,6 +151,11 @@ class Calls:
         reply = await self._server.send(Call("GET", _job(job, "explain")))
         return dict(json.loads(reply.content))
 
+    async def story(self, job: str | JobView) -> list[str]:
+        """The last decisions of the state machines of a job, a line for each."""
+        reply = await self._server.send(Call("GET", _job(job, "story")))
+        return [str(line) for line in json.loads(reply.content)]
+
     async def series(self, job: str | JobView) -> SeriesView:
         """A job's curves over time (progress, loss, metrics, slots), and its starts, resizes and losses."""
         return await self._server.get(SeriesView, Call("GET", _job(job, "series")))
@@ -494,6 +499,7 @@ class Client:
     resume = _blocking(Calls.resume)
     scale = _blocking(Calls.scale)
     explain = _blocking(Calls.explain)
+    story = _blocking(Calls.story)
     series = _blocking(Calls.series)
     logs = _iterating(Calls.logs)
     events = _iterating(Calls.events)

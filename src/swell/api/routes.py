@@ -280,6 +280,17 @@ async def explain(job_id: JobId, ctx: Ctx, who: Caller) -> dict[str, Any]:
     return await ctx.call(ask)
 
 
+@jobs_router.get("/jobs/{job_id}/story")
+async def story(job_id: JobId, ctx: Ctx, who: Caller) -> list[str]:
+    """The last decisions of the state machines of a job, a line for each."""
+
+    def last_decisions() -> list[str]:
+        ctx.visible_job(who, job_id)
+        return ctx.plane.jobs.story(job_id)
+
+    return await ctx.call(last_decisions)
+
+
 @jobs_router.get("/jobs/{job_id}/series")
 async def series(job_id: JobId, ctx: Ctx, who: Caller) -> SeriesView:
     """A job's curves over time, with its starts, resizes and losses. Long runs are thinned evenly."""

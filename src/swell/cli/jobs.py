@@ -236,28 +236,33 @@ def _say(job: JobView, as_json: bool, text: str) -> None:
 
 @click.command(epilog="\b\nExample:\n  swell describe train\n")
 @job_argument
+@click.option("--story", is_flag=True, help="Show also what swell decided last about its workers.")
 @admin_option
 @json_option
 @home_option
-def describe(job: str, admin: bool, as_json: bool, home: str | None) -> None:
+def describe(job: str, story: bool, admin: bool, as_json: bool, home: str | None) -> None:
     """Show why a JOB runs or waits, when it will be done (with a range), and how it was resized."""
     with connect(home, admin=admin) as client:
         found = find_job(client, job)
         explained = client.explain(found)
         curves = client.series(found)
+        lines = client.story(found) if story else []
     if as_json:
-        print_json(
-            {
-                "job": found.model_dump(mode="json"),
-                "explanation": explained,
-                "series": curves.model_dump(mode="json"),
-            }
-        )
+        shown = {
+            "job": found.model_dump(mode="json"),
+            "explanation": explained,
+            "series": curves.model_dump(mode="json"),
+        }
+        print_json(shown | ({"story": lines} if story else {}))
         return
     for name, value in _facts(found, explained):
         click.echo(f"{name + ':':<11} {clean(value)}")
     _curves(curves)
     _allocations(explained["allocations"], found.submitted_s)
+    if story:
+        click.echo("\nStory, the latest last:")
+        for line in lines or ["no processes of this job are known here"]:
+            click.echo(f"  {clean(line)}")
     if not found.over:
         click.echo(f"\nNext:\n  swell logs -f {found.job_id}\n  swell top")
     elif found.phase.value == "failed":

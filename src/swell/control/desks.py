@@ -337,6 +337,11 @@ class JobDesk:
             job_id, self._conductor.job_dir(job_id), offset=offset, limit=limit
         )
 
+    def story(self, job_id: str) -> list[str]:
+        """The last decisions of the state machines of a job, a line for each."""
+        self.get(job_id)
+        return self._conductor.engine.story(job_id, self._conductor.job_dir(job_id))
+
     def explain(self, job_id: str) -> dict[str, Any]:
         """Why a job runs or waits, when it will be done, and the slots it has had."""
         events = [event for _, event in self._store.events(job_id=job_id, limit=10_000)]

@@ -140,3 +140,6 @@ class Engine(Protocol):
 
     def logs(self, job_id: str, job_dir: Path, *, offset: int = 0, limit: int = 65536) -> tuple[bytes, int]:
         """The job's combined log from an offset, and the offset to go on from."""
+
+    def story(self, job_id: str, job_dir: Path) -> list[str]:
+        """The last transitions of the job's state machines, a line for each; may wait for a second."""

@@ -20,6 +20,7 @@ from msgspec import Struct, structs
 
 from swell.train.agent import protocol
 from swell.train.agent.errors import Refused, TrainError
+from swell.train.agent.story import MOST_STORY
 
 S = TypeVar("S", bound=Struct)
 LEAST_S = 1e-9
@@ -98,6 +99,11 @@ def read_event(raw: object, slots: int) -> Any:
     return event
 
 
+def read_story(raw: object) -> list[str]:
+    """The last transitions of a job's membership, as its coordinator sent them; raises BadMessage."""
+    return [line(one) for one in _read(protocol.Story, raw).lines[:MOST_STORY]]
+
+
 def read_status(raw: object, slots: int) -> protocol.JobStatus:
     """The answer of a coordinator to the engine's greeting; raises BadMessage."""
     status = _read(protocol.JobStatus, raw)
@@ -142,8 +148,8 @@ def told(event: Struct | None) -> str:
             return f"{worker} was {times:.1f} times slower than the others and is replaced"
         case protocol.Unstartable(worker, node, _, reason):
             return (
-                f"{worker} cannot be started on node {_line(node)}, and the job goes on without that slot: "
-                f"{_line(reason)}"
+                f"{worker} cannot be started on node {line(node)}, and the job goes on without that slot: "
+                f"{line(reason)}"
             )
         case protocol.Parted(workers, ""):
             replica = _listed(workers)
@@ -158,14 +164,14 @@ def told(event: Struct | None) -> str:
 
 def confined(workers: int, reason: str) -> tuple[str, dict[str, Any]]:
     """The kind and the data of the report that a job cannot use more workers than this."""
-    return "confined", {"workers": workers, "reason": _line(reason)}
+    return "confined", {"workers": workers, "reason": line(reason)}
 
 
 def _listed(names: tuple[str, ...]) -> str:
     return " and ".join(filter(None, [", ".join(names[:-1]), *names[-1:]]))
 
 
-def _line(text: str) -> str:
+def line(text: str) -> str:
     """Text of a job in one printable line."""
     words = " ".join(text[: 2 * MOST_LINE].split())
     return "".join(letter for letter in words if letter.isprintable())[:MOST_LINE]

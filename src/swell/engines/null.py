@@ -212,6 +212,9 @@ class NullEngine:
         part = f"{job_id} pretends to train\n".encode()[offset : offset + limit]
         return part, offset + len(part)
 
+    def story(self, job_id: str, job_dir: Path) -> list[str]:
+        return []
+
     def left(self) -> dict[str, float]:
         """By job that trains: how much work it has left now."""
         now_s = self._clock()

@@ -34,7 +34,7 @@ from swell.engines.job_state import NOTE_END_S, JobStage, Outcome, Said, Step
 from swell.engines.order import EXIT, START, LeaderFence, folder_of, make_folder, started
 from swell.engines.parts import Part
 from swell.engines.processes import sweep
-from swell.engines.supervised_job import STOP, SupervisedJob
+from swell.engines.supervised_job import STOP, SupervisedJob, story_of
 from swell.train.agent import outputs
 from swell.train.agent.children import Child, Forked
 from swell.train.agent.polling import readable
@@ -199,6 +199,16 @@ class SupervisedEngine:
             return outputs.read(job_dir / outputs.FILE, offset, limit)
         except OSError:
             return b"", offset  # nothing was printed yet, or the job put something else there
+
+    def story(self, job_id: str, job_dir: Path) -> list[str]:
+        """The last transitions of the job here and in its coordinator; the latter while that answers."""
+        with self._lock:
+            job = self._jobs.get(job_id)
+            own = [] if job is None else job.state.story()
+            up = job is not None and job.state.up
+        return [f"engine: {one}" for one in own] + [
+            f"coordinator: {one}" for one in (story_of(job_dir) if up else [])
+        ]
 
     # -- the thread --------------------------------------------------------------------------------------
 

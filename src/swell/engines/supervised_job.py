@@ -22,7 +22,7 @@ from msgspec import Struct
 from swell.domain import Placement
 from swell.engines.accounts import Account
 from swell.engines.base import Launch, RunState
-from swell.engines.border import BadMessage, read_status
+from swell.engines.border import BadMessage, read_status, read_story
 from swell.engines.job_state import JobState, Outcome
 from swell.engines.order import EXIT, LOG, JobOrder, folder_of
 from swell.engines.processes import MARK, mark
@@ -30,7 +30,7 @@ from swell.engines.supervisor import MOST_REASON, STOPPED, is_locked, signal_sup
 from swell.train.agent.children import Child
 from swell.train.agent.errors import TrainError
 from swell.train.agent.jobdir import JobDirectory
-from swell.train.agent.protocol import JobStatus, StopJob, ToolHello, Watch
+from swell.train.agent.protocol import GetStory, JobStatus, StopJob, ToolHello, Watch
 from swell.train.agent.regular import folder, open_for_append, read_regular
 from swell.train.agent.wire import Connection, Message
 
@@ -43,6 +43,11 @@ _MOST_RUNS = 10_000
 SLOWEST_CONNECT_S = 30.0
 ANSWER_S = 1.0
 """Longest wait for a coordinator's answer, because other jobs wait meanwhile; it is tried again later."""
+_NO_ANSWER = (
+    *(OSError, TrainError, ValueError, KeyError, TypeError, AttributeError),
+    *(RecursionError, OverflowError),
+)
+"""Errors that a coordinator's files and answers may cause: they are the job's, and may be anything."""
 STOP = StopJob(save=True)
 """Tells a coordinator to have its job save its state and stop."""
 END = StopJob(143)
@@ -88,10 +93,7 @@ class CoordinatorLine:
             greeting = connection.request(ToolHello(fencing), ANSWER_S)
             # A coordinator of an earlier version has no snapshot in its second answer.
             status = read_status({**greeting, **connection.request(Watch(), ANSWER_S)}, slots)
-        except (
-            *(OSError, TrainError, ValueError, KeyError, TypeError, AttributeError),
-            *(RecursionError, OverflowError),  # the files and the answer are the job's: they may be anything
-        ) as error:
+        except _NO_ANSWER as error:
             if connection is not None:
                 connection.close()
             self.slow += time.monotonic() - began_s > ANSWER_S / 2
@@ -136,6 +138,21 @@ class CoordinatorLine:
             with contextlib.suppress(OSError):
                 self.connection.close()
             self.connection = None
+
+
+def story_of(directory: Path) -> list[str]:
+    """The last transitions of a job's membership, from its coordinator; none if it does not answer soon."""
+    try:
+        with _last_run(directory) as run:
+            (host, port), config = run.address(), run.config()
+        _refuse_name(host)
+        connection = Connection.to_job((host, port), config, timeout_s=ANSWER_S)
+        with contextlib.closing(connection):
+            connection.limit_sending(ANSWER_S)
+            connection.request(ToolHello(), ANSWER_S)
+            return read_story(connection.request(GetStory(), ANSWER_S))
+    except _NO_ANSWER:
+        return []
 
 
 @contextlib.contextmanager

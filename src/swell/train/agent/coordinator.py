@@ -358,6 +358,8 @@ class Coordinator:
                 return out
             case protocol.GetStatus():
                 client.send(self.status(protocol.StatusAnswer))
+            case protocol.GetStory():
+                client.send(protocol.Story(self.membership.story()))
             case protocol.Watch():  # events after this snapshot are sent, from the next number on
                 self.watchers.add(client)
                 client.send(self.status(protocol.Watching))

@@ -460,6 +460,10 @@ class Watch(Struct, frozen=True, tag="watch"):
     """Answer: `JobStatus` as `watching`, then every event and report as it happens."""
 
 
+class GetStory(Struct, frozen=True, tag="story"):
+    """Answer: `Story`."""
+
+
 class Resize(Struct, frozen=True, tag="resize"):
     """Give the job this many workers, on these slots if it has slots. Answer: `Resized`."""
 
@@ -474,7 +478,13 @@ class StopJob(Struct, frozen=True, tag="stop"):
     save: bool = False
 
 
-FromTool = GetStatus | Watch | Resize | StopJob
+FromTool = GetStatus | GetStory | Watch | Resize | StopJob
+
+
+class Story(Struct, frozen=True, tag="story"):
+    """The last transitions of the job's membership, a line for each, the oldest first."""
+
+    lines: list[str]
 
 
 class Resized(Struct, frozen=True, tag="resized"):
@@ -831,7 +841,7 @@ class Pulse(Struct, frozen=True):
 
 S = TypeVar("S", bound=Struct)
 Message = Hello | FromWorker | ToWorker | FromLauncher | ToLauncher | FromTool | FromNotes
-REPEATED = (Beat, AtEpoch, Ready, Switched, GetStatus, Watch, WriteNotes, ReadNotes)
+REPEATED = (Beat, AtEpoch, Ready, Switched, GetStatus, GetStory, Watch, WriteNotes, ReadNotes)
 """Messages that change nothing which a worker's next greeting or heartbeat would not say again."""
 
 
