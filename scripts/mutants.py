@@ -80,18 +80,27 @@ ROOMS = {
             "membership reach stragglers prepared",
         ),
         _files(
-            "tests/train/test_{}.py",
-            "membership membership_slots replicas_membership reach scaling stragglers coordinator released"
-            " standing restarts",
+            "tests/train/{}.py",
+            "agent/test_membership agent/test_membership_slots agent/test_replicas_membership"
+            " agent/test_reach modes/test_scaling agent/test_stragglers agent/test_coordinator"
+            " sync/test_released sync/test_standing agent/test_restarts",
         ),
     ),
     "files": Room(
         ("train/agent/regular.py",),
-        ("tests/train/test_outputs.py", "tests/control/test_retention.py", "tests/cli/test_safekeeping.py"),
+        (
+            "tests/train/agent/test_outputs.py",
+            "tests/control/test_retention.py",
+            "tests/cli/test_safekeeping.py",
+        ),
     ),
     "data": Room(
         _files("train/data/{}.py", "plan shards samples room"),
-        _files("tests/train/test_{}.py", "plan shards samples stream packed membership memory"),
+        _files(
+            "tests/train/{}.py",
+            "data/test_plan data/test_shards data/test_samples data/test_stream modes/test_packed"
+            " agent/test_membership data/test_memory",
+        ),
     ),
     "policies": Room(
         ("policies/*.py", "perf/goodput.py"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from tests.train.test_gallery import SCRIPTS, TODAY, Kind
+from tests.train.auto.test_gallery import SCRIPTS, TODAY, Kind
 
 ROOT = Path(__file__).parents[2]
 KNOWN = {

@@ -38,8 +38,8 @@ RUN_BY = {
     "guides/writing-a-policy.md": "tests/policies/test_writing_a_policy.py",
 }
 NOT_HERE = {
-    "guides/any-command.md": "tests/train/test_command.py runs the examples that it shows parts of",
-    "guides/tracking.md": "tests/train/test_tracking.py tracks with files instead of servers",
+    "guides/any-command.md": "tests/train/start/test_command.py runs the examples that it shows parts of",
+    "guides/tracking.md": "tests/train/track/test_tracking.py tracks with files instead of servers",
     "guides/traces.md": "needs the public traces; tests/sim/test_traces.py reads them",
     "guides/xgboost.md": "tests/train/test_boosting.py runs examples/xgboost_digits.py and smaller jobs",
     "guides/frameworks.md": "tests/cli/test_launch_lines.py runs such lines, with a script of its own",

@@ -12,13 +12,11 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from tests.train.scripts import LEAVING, LINEAR
 from tests.waiting import wait_until
 
 from swell.cli import main
 from swell.train.agent.errors import TrainError
-
-sys.path.insert(0, str(Path(__file__).parent))
-from scripts import LEAVING, LINEAR
 
 TRAINED = "weights [1.0, 2.0, 3.0, 4.0]"
 

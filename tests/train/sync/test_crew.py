@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.train.test_mesh import meshes, together
+from tests.train.sync.test_mesh import meshes, together
 from torch import nn
 
 from swell.train.agent.errors import Misfit, OutOfStep, PeerLost, UsageError

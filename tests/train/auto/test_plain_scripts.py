@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-SCRIPTS = Path(__file__).parent / "plain_scripts"
+SCRIPTS = Path(__file__).parents[1] / "plain_scripts"
 
 
 def _run(stage: Any, name: str, *arguments: str, **config: Any) -> Any:

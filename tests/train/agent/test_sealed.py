@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from tests.train.test_mesh import together
-from tests.train.test_strangers import Running
+from tests.train.agent.test_strangers import Running
+from tests.train.sync.test_mesh import together
 from tests.waiting import wait_until
 
 from swell.train.agent import coordinator, wire

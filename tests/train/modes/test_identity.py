@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-SCRIPT = Path(__file__).parents[2] / "benchmarks" / "runtime" / "identity_script.py"
+SCRIPT = Path(__file__).parents[3] / "benchmarks" / "runtime" / "identity_script.py"
 
 
 def run(stage: Any, folder: Path, *arguments: str, **config: Any) -> Any:

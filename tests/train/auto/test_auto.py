@@ -12,7 +12,7 @@ import pytest
 
 from swell.train.agent.errors import TrainError
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
+EXAMPLES = Path(__file__).parents[3] / "examples"
 
 # The scripts write their results with os.open, because what workers other than the leader write with open()
 # goes to a private place.

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from tests.train.scripts import LINEAR
 
 from swell.train.agent.errors import UsageError
 from swell.train.agent.protocol import JobFile
 from swell.train.sync.reducer import Grouping
-
-sys.path.insert(0, str(Path(__file__).parent))
-from scripts import LINEAR
 
 TRAINED = "weights [1.0, 2.0, 3.0, 4.0]"
 GLOO = {"collectives": "gloo"}

@@ -30,7 +30,7 @@ import torch
 
 from swell.train.agent.errors import TrainError
 
-GALLERY = Path(__file__).parent / "gallery"
+GALLERY = Path(__file__).parents[1] / "gallery"
 
 
 class Show(enum.Enum):

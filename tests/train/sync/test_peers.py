@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.train.test_mesh import meshes, together
+from tests.train.sync.test_mesh import meshes, together
 from tests.waiting import wait_until
 
 from swell.train.agent.errors import RESPAWN, PeerLost

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 import torch
-from tests.train.test_crew import enter, job, weight
-from tests.train.test_early import _small, crowd
-from tests.train.test_mesh import meshes, together, wide
+from tests.train.sync.test_crew import enter, job, weight
+from tests.train.sync.test_early import _small, crowd
+from tests.train.sync.test_mesh import meshes, together, wide
 from tests.waiting import wait_until
 
 from swell.train.agent.errors import PeerLost

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from tests.train.sync.test_mesh import meshes
 from tests.waiting import wait_until
 from torch import Tensor, nn
 
 from swell.train.agent.errors import PeerLost
 from swell.train.sync.level import Optimized, Source, divide, fingerprint, follow
-
-sys.path.insert(0, str(Path(__file__).parent))
-from test_mesh import meshes
 
 OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "sgd": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, nesterov=True),

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.train.test_membership import Play, announced, spawned
+from tests.train.agent.test_membership import Play, announced, spawned
 
 from swell.train.agent.membership import SETTLE_S, Instruction, Say
 from swell.train.agent.protocol import record

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 import threading
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from tests.train.sync.test_mesh import meshes, together
 from torch import nn
 
 from swell.train.agent.errors import PeerLost
@@ -19,9 +18,6 @@ from swell.train.sync.memory import FlatModel, Layout
 from swell.train.sync.mesh import PIECE
 from swell.train.sync.pieces import Norms
 from swell.train.sync.reducer import Reducer
-
-sys.path.insert(0, str(Path(__file__).parent))
-from test_mesh import meshes, together
 
 SIZES = [(7, 16), (16,), (40, 3), (5,), (64, 9)]
 

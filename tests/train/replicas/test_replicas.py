@@ -105,7 +105,7 @@ def test_leader_and_coordinator_die_and_a_replica_of_four_goes_on_from_the_check
 def test_the_example_trains_the_whole_model_outside_of_a_job(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    example = Path(__file__).parents[2] / "examples" / "sharded_gpt.py"
+    example = Path(__file__).parents[3] / "examples" / "sharded_gpt.py"
     brief = ["--epochs", "1", "--windows", "320", "--width", "16", "--layers", "1", "--batch-size", "16"]
     monkeypatch.setattr(sys, "argv", [str(example), *brief])
     monkeypatch.syspath_prepend(str(example.parent))

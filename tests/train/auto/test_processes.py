@@ -12,7 +12,7 @@ import pytest
 
 from swell.domain.launch_line import PROCESSES
 
-SCRIPT = Path(__file__).parent / "plain_scripts" / "for_torchrun.py"
+SCRIPT = Path(__file__).parents[1] / "plain_scripts" / "for_torchrun.py"
 
 ONE_MEMBER = """
     import copy, os, torch

@@ -8,7 +8,7 @@ import struct
 from collections.abc import Callable
 
 import pytest
-from tests.train.test_mesh import together
+from tests.train.sync.test_mesh import together
 
 from swell.train.agent import records
 from swell.train.agent.records import RecordSocket, fresh_token, use_records

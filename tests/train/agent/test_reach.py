@@ -7,7 +7,7 @@ from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.train.test_membership import Play, announced, spawned
+from tests.train.agent.test_membership import Play, announced, spawned
 
 from swell.train.agent.membership import SETTLE_S, Announce, Candidate, Check, Fence, Instruction, Say
 from swell.train.agent.protocol import Kill, Status, age, record

@@ -177,7 +177,7 @@ def test_a_script_that_logs_by_itself_has_one_run_through_new_leaders_and_a_rest
 ) -> None:
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     hurry = tmp_path / "hurry"
-    script = Path(__file__).parent / "plain_scripts" / "tracked.py"
+    script = Path(__file__).parents[1] / "plain_scripts" / "tracked.py"
     settings = {"auto": True, "checkpoint_s": 0.5}
     arguments = ("60", f"0.05:{hurry}", str(tmp_path))
     job = stage.run(script, *arguments, settings=settings, workers=1, minimum=1, maximum=2)

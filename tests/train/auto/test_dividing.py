@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-SCRIPT = Path(__file__).parent / "plain_scripts" / "whole_batch.py"
+SCRIPT = Path(__file__).parents[1] / "plain_scripts" / "whole_batch.py"
 STEPS = 120
 BESIDE = [pytest.mark.long, pytest.mark.gallery]
 """The wider forms, which CI runs beside the suite."""

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from tests.waiting import wait_until
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
+EXAMPLES = Path(__file__).parents[3] / "examples"
 COMMAND = {"command": True}
 
 

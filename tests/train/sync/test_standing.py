@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from tests.train.test_strangers import Running
+from tests.train.agent.test_strangers import Running
 from tests.waiting import wait_until
 
 from swell.train.agent.errors import FENCED, PeerLost

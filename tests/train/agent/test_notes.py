@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.train.test_strangers import Running
+from tests.train.agent.test_strangers import Running
 from tests.waiting import wait_until
 from torch.distributed import DistStoreError
 
