@@ -72,7 +72,7 @@ def test_a_death_anywhere_in_a_step_changes_nothing(
 ) -> None:
     expected = _plain(form, tmp_path)
     arguments = [form, str(STEPS), "0.01", str(tmp_path), place]
-    job = stage.run(SCRIPT.read_text(), *arguments, workers=3, settings={"auto": True, "respawn": False})
+    job = stage.run(SCRIPT.read_text(), *arguments, workers=3, settings={"auto": True})
     job.members(3)
     job.wait_for(lambda s: s["step"] >= 62)
     _check(job, tmp_path, expected, 2)
