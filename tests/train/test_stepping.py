@@ -12,6 +12,7 @@ from tests.train.sync.test_mesh import meshes, together
 from torch import nn
 
 from swell.train.agent.errors import PeerLost, UsageError
+from swell.train.agent.protocol import JobFile
 from swell.train.job import Job
 from swell.train.sync.control import STOP, Link
 from swell.train.sync.mesh import Mesh
@@ -23,7 +24,7 @@ DATA = [(torch.tensor([float(i), 1.0]), torch.tensor([float(i % 3)])) for i in r
 class FakeLink:
     """Offers one candidate, and keeps what it is told."""
 
-    name, config, step, report = "w0", {"slots": 2}, 0, dict[str, Any]()
+    name, config, step, report = "w0", JobFile(slots=[0, 1]), 0, dict[str, Any]()
 
     def __init__(self, number: int = 0, mesh: Mesh | None = None, newcomers: bool = False) -> None:
         self.number, self.mesh, self.newcomers = number, mesh, newcomers

@@ -229,8 +229,7 @@ class Stepper:
         except (PeerLost, OutOfStep) as error:
             if not self._member.recover(error):
                 return False
-            assert self._crew.reducer.result is not None
-            reduced = self._crew.reducer.result
+            reduced = self._crew.held_sum()
         offered, same = header["candidate"], mesh is self._crew.mesh
         change = self._member.agreed_on(offered, reduced.headers, same_generation=same)
         self._commit(reduced, alone)
@@ -295,14 +294,10 @@ class Stepper:
         if self._member.stage in (Stage.NEW, Stage.REHEARSING):
             return [header]
         while True:
-            try:
-                headers = self._crew.share(header)
-            except (PeerLost, OutOfStep) as error:
-                if not self._member.recover(error):
-                    continue
-                headers = self._crew.held_headers()
-            self._crew.completed()
-            return headers
+            headers = self._member.survive(lambda: self._crew.share(header), self._crew.held_headers)
+            if headers is not None:
+                self._crew.completed()
+                return headers
 
     def _rehearse_update(self) -> None:
         """Build the optimizer's state with a step; the state that arrives later overwrites the weights."""

@@ -13,8 +13,9 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -147,6 +148,9 @@ log = logging.getLogger(__name__)
 
 MOST_STRAYS, STRAYS_WITHIN_STEPS = 3, 1000
 """How often, within so many steps, members may be out of step before that ends a job that has trained."""
+
+
+T = TypeVar("T")
 
 
 class Stage(enum.Enum):
@@ -376,6 +380,16 @@ class Member:
                 waited_s=entered.waited_s,
                 level=entered.level,
             )
+
+    def survive(self, operation: Callable[[], T], held: Callable[[], T]) -> T | None:
+        """The result of an operation of all members; None if a death means that it must be made again.
+
+        `held`: the result, if the operation is complete after all.
+        """
+        try:
+            return operation()
+        except (PeerLost, OutOfStep) as error:
+            return held() if self.recover(error) else None
 
     def recover(self, error: Exception | None = None) -> bool:
         """Form the next generation after a death; True if the present operation is complete after all.

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from swell.train import reporting
 from swell.train.agent.client import JobClient
-from swell.train.agent.errors import LEFT, RESPAWN, OutOfStep, PeerLost
+from swell.train.agent.errors import LEFT, RESPAWN
 from swell.train.agent.saying import first_to_say
 from swell.train.auto import held
 from swell.train.auto.randomness import Randomness
@@ -391,19 +391,20 @@ class ScriptJob(Worker):
                 self._crew.completed()
                 return Reduced([header], 0.0, 0.0)
             header["unused"] = flat.gather(1.0 / self.world)
-            try:
-                reduced = self._crew.all_reduce(header, together, doing="a batch that all have")
-            except (PeerLost, OutOfStep) as error:
-                header["candidate"] = 0  # the offer belonged to the generation that broke
-                if not self._member.recover(error):
-                    flat.take_back(header["unused"])
-                    if gradients:
-                        torch._foreach_mul_(gradients, 1.0 / factor)
-                    continue
-                assert self._crew.reducer.result is not None
-                reduced = self._crew.reducer.result
-                reduced.headers = [{**h, "candidate": 0} for h in reduced.headers]
-            break
+            generation = self._crew.mesh
+            reduced = self._member.survive(
+                lambda: self._crew.all_reduce(header, together, doing="a batch that all have"),
+                self._crew.held_sum,
+            )
+            if self._crew.mesh is not generation:  # the offers belonged to the one that broke
+                header["candidate"] = 0
+                if reduced is not None:
+                    reduced.headers = [{**h, "candidate": 0} for h in reduced.headers]
+            if reduced is not None:
+                break
+            flat.take_back(header["unused"])
+            if gradients:
+                torch._foreach_mul_(gradients, 1.0 / factor)
         self._learner.adopt(reduced.headers)
         self._crew.completed()
         return reduced
@@ -411,15 +412,13 @@ class ScriptJob(Worker):
     def share(self, header: Header, check: Callable[[list[Header]], None]) -> list[Header]:
         """Tell all members a few facts; returns what each told. Members that are lost are left out."""
         while self.world > 1:
-            try:
-                headers = self._crew.share(header, doing="share")
-            except (PeerLost, OutOfStep) as error:
-                if not self._member.recover(error):
-                    continue
-                headers = self._crew.held_headers()
-            self._crew.completed()
-            check(headers)
-            return headers
+            headers = self._member.survive(
+                lambda: self._crew.share(header, doing="share"), self._crew.held_headers
+            )
+            if headers is not None:
+                self._crew.completed()
+                check(headers)
+                return headers
         self._crew.completed()
         return [header]
 
@@ -427,15 +426,11 @@ class ScriptJob(Worker):
         self, header: Header, mine: list[Tensor], check: Callable[[list[Header]], None]
     ) -> list[list[Tensor]]:
         """Give all members these tensors; returns those of each, in the order of `members`."""
-        try:
-            parts = self._crew.gather(header, mine, check)
-        except (PeerLost, OutOfStep) as error:
-            if not self._member.recover(error):
-                if self.world == 1:
-                    self._crew.completed()
-                raise MembersChangedError from None
-            parts = self._crew.held_parts()
-        self._crew.completed()
+        parts = self._member.survive(lambda: self._crew.gather(header, mine, check), self._crew.held_parts)
+        if parts is not None or self.world == 1:
+            self._crew.completed()
+        if parts is None:
+            raise MembersChangedError
         return parts
 
     @property
@@ -465,15 +460,12 @@ class ScriptJob(Worker):
         exchanges.
         """
         while self.world > 1:
-            try:
-                headers = self._crew.all_reduce(header, lambda headers: None).headers
-            except (PeerLost, OutOfStep) as error:
-                if not self._member.recover(error):
-                    continue
-                assert self._crew.reducer.result is not None
-                headers = self._crew.reducer.result.headers
-            self._crew.completed()
-            return bool(headers[0]["at"] == header["at"])
+            reduced = self._member.survive(
+                lambda: self._crew.all_reduce(header, lambda headers: None), self._crew.held_sum
+            )
+            if reduced is not None:
+                self._crew.completed()
+                return bool(reduced.headers[0]["at"] == header["at"])
         return True
 
     def add_loss(self, loss: float) -> None:

@@ -561,6 +561,11 @@ class Crew:
         self.mesh.exchange(self.operation, VOTE, {})
         return headers
 
+    def held_sum(self) -> Reduced:
+        """What the last `all_reduce` gave, if it was completed only by a recovery."""
+        assert self.reducer.result is not None
+        return self.reducer.result
+
     def held_headers(self) -> list[Header]:
         """The headers of the last `share`, if it was completed only by a recovery."""
         return self._held_headers
