@@ -45,7 +45,7 @@ SENDERS = {
     "train/agent/wire.py:Channel.encode": "message",
     "train/sync/mesh.py:Mesh.exchange": "phase",
     "train/agent/prepared.py:ZygoteProcess.order": "order",
-    "train/start/zygote.py:Zygote._tell": "message",
+    "train/start/zygote.py:Zygote._send": "message",
     "engines/nursery.py:_answer": "order",
     "api/transport.py:BlockingTransport.request": "call",
 }

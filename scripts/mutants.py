@@ -123,9 +123,9 @@ for line in sys.stdin:
     child = os.fork()
     if not child:
         os.setpgid(0, 0)
-        said = os.open(request["said"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        output = os.open(request["output"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         nothing = os.open(os.devnull, os.O_RDONLY)
-        os.dup2(nothing, 0), os.dup2(said, 1), os.dup2(said, 2)
+        os.dup2(nothing, 0), os.dup2(output, 1), os.dup2(output, 2)
         os.environ["NUMBA_CACHE_DIR"] = request["compiled"]
         numba.config.reload_config()
         import swell
@@ -151,7 +151,7 @@ for line in sys.stdin:
         os.waitpid(child, 0)
     print(json.dumps(code), file=answers, flush=True)
 """
-"""What pytest takes seconds to import is imported once; every run is a fork of that process.
+"""Imports once what pytest takes seconds to import; every run is a fork of that process.
 
 The copy comes first on the path: what an environment's .pth files put there comes before PYTHONPATH."""
 
@@ -422,10 +422,10 @@ class Tree:
         seconds: dict[str, float] = {}
         for room in rooms:
             files = [str(path.relative_to(self.folder)) for path in self._test_files(room)]
-            code, said = self._pytest([*files, "--durations=0", "-vv"], BASELINE_S, self._compiled)
+            code, output = self._pytest([*files, "--durations=0", "-vv"], BASELINE_S, self._compiled)
             if code != 0:
-                raise SystemExit(f"the tests of {room} fail without any change:\n{said[-3000:]}")
-            for number, file in re.findall(r"^([\d.]+)s \w+ +(\S+?)::", said, re.MULTILINE):
+                raise SystemExit(f"the tests of {room} fail without any change:\n{output[-3000:]}")
+            for number, file in re.findall(r"^([\d.]+)s \w+ +(\S+?)::", output, re.MULTILINE):
                 seconds[file] = seconds.get(file, 0.0) + float(number)
         return seconds
 
@@ -440,12 +440,12 @@ class Tree:
         start_s = time.monotonic()
         path.write_text(mutated(source, mutant))
         try:
-            code, said = self._pytest([*files, "-x"], limit_s, compiled)
+            code, output = self._pytest([*files, "-x"], limit_s, compiled)
         finally:
             path.write_text(source)
             if compiled != self._compiled:
                 shutil.rmtree(compiled, ignore_errors=True)
-        failed = re.search(r"^(?:FAILED|ERROR) (\S+)", said, re.MULTILINE)
+        failed = re.search(r"^(?:FAILED|ERROR) (\S+)", output, re.MULTILINE)
         how = "took too long" if code is None else failed[1] if failed else f"exit {code}"
         return Outcome(mutant, code != 0, how, time.monotonic() - start_s)
 
@@ -468,11 +468,11 @@ class Tree:
         return clone
 
     def _pytest(self, arguments: list[str], limit_s: float, compiled: Path) -> tuple[int | None, str]:
-        """Exit code (None: more than `limit_s`) and what pytest said, in a fork of the warm process."""
-        said = self.folder.parent / f"{self.folder.name}.out"
+        """Exit code (None: more than `limit_s`) and the output of pytest, in a fork of the warm process."""
+        output = self.folder.parent / f"{self.folder.name}.out"
         request = {
             "arguments": ["-q", "-m", TESTS, "-p", "no:cacheprovider", *arguments],
-            "said": str(said),
+            "output": str(output),
             "compiled": str(compiled),
             "limit_s": limit_s,
         }
@@ -480,7 +480,7 @@ class Tree:
         self._warm.stdin.write(json.dumps(request) + "\n")
         self._warm.stdin.flush()
         answer = json.loads(self._warm.stdout.readline())
-        return answer, said.read_text(errors="replace")
+        return answer, output.read_text(errors="replace")
 
 
 def _near(file: str) -> re.Pattern[str] | object:
@@ -529,8 +529,8 @@ def verdict(outcomes: list[Outcome], explained: dict[tuple[str, str, str], str])
     for outcome in sorted(alive, key=lambda o: o.mutant.file):
         print(f"ALIVE {outcome.mutant.where()}")
     good = share >= TARGET
-    asked = f"of those that change behaviour are noticed (at least {TARGET:.0%})"
-    print(f"{'PASS' if good else 'FAIL'}: {share:.1%} {asked}")
+    share_text = f"of those that change behaviour are noticed (at least {TARGET:.0%})"
+    print(f"{'PASS' if good else 'FAIL'}: {share:.1%} {share_text}")
     return 0 if good else 1
 
 

@@ -269,7 +269,7 @@ class _Training:
                 tracker.start()
                 given = dict(tracker.worker_args())
             given = mesh.exchange(2, STATE, {"what": "tracker", "arguments": given})[0]["arguments"]
-            # One attempt only: a tracker that does not answer is dead, and swell tells the members so.
+            # One attempt only: a tracker that does not answer is dead, and swell reports that to the members.
             collective.init(**given, dmlc_retry=1, dmlc_task_id=f"{mesh.rank:08d}")
             yield
             whole = True
@@ -326,7 +326,7 @@ class _Training:
         self._link.event("checkpoint", step=rounds)
 
     def _stop(self) -> NoReturn:
-        """Leave because the job was asked to stop; the leader saves the model first."""
+        """Leave because the job is to stop; the leader saves the model first."""
         assert self._link is not None and self._booster is not None
         if self._mesh.rank == 0:
             self._save(bytes(self._booster.save_raw("ubj")))

@@ -118,7 +118,7 @@ class Job(Worker):
 
     @property
     def adaptive(self) -> Adaptation:
-        """What adaptive mode has found out: noise scale, progress, reports."""
+        """Results of adaptive mode: noise scale, progress, reports."""
         if self._learner.adaptive is None:
             raise UsageError("job.adaptive: needs mode='adaptive' and a training loader made by job.loader")
         return self._learner.adaptive
@@ -219,14 +219,14 @@ class Job(Worker):
         `torch.randint` does; samples of a data set without it, so that each comes once in every pass.
         """
         replace = isinstance(source, int) if replace is None else replace
-        asked = source if isinstance(source, int) else id(source), batch_size, replace
-        if asked not in self._samples:
+        key = source if isinstance(source, int) else id(source), batch_size, replace
+        if key not in self._samples:
             if self.mode != "fixed":
                 raise UsageError(f"mode: job.sample needs mode='fixed', and this job has {self.mode!r}")
             name, seed = f"sample{len(self._samples)}", self._learner.seed
             made = SampleLoader(self._stepper, name, source, batch_size, replace=replace, seed=seed)
-            self._samples[asked] = self._added(made)
-        return self._samples[asked].next()
+            self._samples[key] = self._added(made)
+        return self._samples[key].next()
 
     def _added(self, loader: Loader) -> Loader:
         """The loader, whose position is part of the job's state from now on."""

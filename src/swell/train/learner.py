@@ -1,4 +1,4 @@
-"""What a worker trains: the model, its gradients as flat vectors, its optimizer, and the batch mode."""
+"""The trained parts of a worker: model, gradients as flat vectors, optimizer, and batch mode."""
 
 from __future__ import annotations
 

@@ -46,14 +46,14 @@ class AdaptiveOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """What `swell.elastic` takes besides models and optimizers."""
+    """The arguments of `swell.elastic` besides models and optimizers."""
 
     scheduler: Any = None
     """A learning-rate scheduler; the job steps it."""
     step_scheduler: str = "epoch"
     """When the scheduler is stepped: after each 'epoch', each 'step', or 'never' by the job."""
     mode: str = "fixed"
-    """What happens to the batch when workers come and go: 'fixed', 'adaptive' or 'consistent'."""
+    """The batch mode, for when workers come and go: 'fixed', 'adaptive' or 'consistent'."""
     logical_ranks: int = 4
     """In *consistent* mode: how many parts each step is computed in, whatever the number of workers."""
     clip_norm: float | None = None
@@ -61,7 +61,7 @@ class Options:
     scaler: Any = None
     """A `torch.amp.GradScaler`."""
     seed: int = 0
-    """Of the order of the data and of each worker's random numbers."""
+    """Seed for the data order and for every worker's random numbers."""
     device: torch.device | str | None = None
     """Refuse a model that is not there."""
     checkpoints: CheckpointOptions = field(default_factory=CheckpointOptions)

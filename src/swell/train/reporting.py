@@ -193,12 +193,11 @@ class Progress:
     """Committed optimizer steps."""
     loss: SmoothedLoss = field(default_factory=SmoothedLoss)
     epochs: int | None = None
-    """How many epochs the script asked for (`job.epochs`)."""
+    """Number of epochs in the script (`job.epochs`)."""
     total_steps: int | None = None
-    """How many steps the script asked for (`job.loop`)."""
+    """Number of steps in the script (`job.loop`)."""
     by: str = "data"
-    """What an epoch is: a pass over the data ('data'), or as much progress as one at the tuned batch makes
-    ('progress')."""
+    """Unit of an epoch: 'data' (a pass over it), or 'progress' (that of a pass at the tuned batch)."""
     until_loss: float | None = None
     """Training ends earlier once the job's loss is at most this."""
 
@@ -224,7 +223,7 @@ class Reporter:
         self.pace = StepTimes()
         self._links = LinkTimes()
         self.metrics: dict[str, float] = {}
-        """What the script gave to `job.log`. Replaced, never changed: the link's thread may be sending it."""
+        """Figures from `job.log`. Replaced, never changed: the link's thread may be sending them."""
 
     def log(self, metrics: dict[str, float], *, member: bool) -> None:
         """Add metrics to all reports from now on; those of a `member` also to the present one.
@@ -263,7 +262,7 @@ class Reporter:
         return step_s
 
     def after_step(self, reduced: Reduced, loader: ElasticLoader) -> float:
-        """Have the next heartbeat tell of a step; returns how long it took."""
+        """Report a step with the next heartbeat; returns how long the step took."""
         step_s = self.lap()
         if self._link is not None:
             self._link.step = self._progress.steps

@@ -91,7 +91,7 @@ class Stepper:
         rank, (low, high) = share.current
         try:
             weighted = learner.updater.weighted(loss, (high - low) / share.size)
-            if self._asks_loss:
+            if self._needs_loss:
                 part = sum(one.detach() for one in weighted)
                 share.loss = part if share.loss is None else share.loss + part
             if self._early.prepare(share, last=last and len(weighted) == 1):
@@ -115,7 +115,7 @@ class Stepper:
             adaptive.after_backward(share.samples)
 
     @property
-    def _asks_loss(self) -> bool:
+    def _needs_loss(self) -> bool:
         """Whether to read this step's loss: on a GPU only in some steps, because reading makes it wait."""
         return self._learner.flat.device.type == "cpu" or self._progress.steps % GPU_LOSS_EVERY == 0
 
@@ -184,7 +184,7 @@ class Stepper:
             self._room.settled()
 
     def _header(self, share: Share, samples: int) -> tuple[Header, Norms | None]:
-        """What the others learn of this worker's part of the step, and how norms are taken in the sum."""
+        """This worker's part of the step for the others, and how norms are taken in the sum."""
         header: Header = {"what": "step", "n": samples, "candidate": self._member.offer()}
         self._saver.due_with(header)
         if share.loss is not None and math.isfinite(loss := float(share.loss)):
@@ -378,7 +378,7 @@ class EarlySums:
         self._begun = Early(reduction, self._crew.mesh, began_s)
 
     def after_backward(self) -> None:
-        """Of the first backward that was watched, note whether it computed each gradient in one go."""
+        """Note whether the first watched backward computed each gradient in one go."""
         if self._fired is not None:
             self._fires_once, self._fired = len(self._fired) == len(set(self._fired)), None
 

@@ -129,7 +129,7 @@ class Worker:
 
 
 def keeper_of(options: CheckpointOptions, link: Link | None) -> Keeper:
-    """Where and when a worker saves: as the script says, else as the job's settings do."""
+    """Where and when a worker saves: by the script's options, else by the job's settings."""
     directory, every_s = options.checkpoint_dir, options.checkpoint_every_s
     if link is not None:
         directory = directory or link.config.checkpoints or link.directory.path / "checkpoints"
@@ -432,7 +432,7 @@ class Member:
         return entered.complete
 
     def _note_stray(self, error: OutOfStep) -> None:
-        """Write down all that may tell why members are out of step; raise `error` if that comes too often."""
+        """Write down all that may show why members are out of step; raise `error` if that comes too often."""
         assert self._link is not None
         mesh, steps = self._crew.mesh, self._progress.steps
         log.error(
@@ -449,7 +449,7 @@ class Member:
     # ------------------------------------------------------------------ leaving
 
     def _leave_all(self) -> NoReturn:
-        """Save the state and leave: the job was asked to stop, and may be started again later."""
+        """Save the state and leave: the job is to stop, and may be started again later."""
         assert self._link is not None
         replica, rank = self._learner.replica, self._crew.rank
         self.stage = Stage.ENDED  # this script's end is not the end of training
@@ -515,12 +515,12 @@ class TrainingState:
         self._keeper = keeper
         self.loaders: dict[str, ElasticLoader] = {}
         self._objects: dict[str, Any] = {}
-        """What the script gave to `register`."""
+        """Objects that the script gave to `register`."""
         self._positions: dict[str, Any] = {}
         """By name: the positions of loaders that the script has not made yet."""
 
     def add(self, loader: ElasticLoader) -> None:
-        """Have the position of a loader travel, and take over the one that it had, if any."""
+        """Let the position of a loader travel, and take over the one that it had, if any."""
         self.loaders[loader.name] = loader
         if loader.name in self._positions:
             loader.load(self._positions.pop(loader.name))
@@ -533,7 +533,7 @@ class TrainingState:
         return name
 
     def register(self, name: str, value: Any) -> None:
-        """Have anything with state_dict and load_state_dict travel."""
+        """Let anything with state_dict and load_state_dict travel."""
         if name in self._objects:
             raise UsageError(f"name: there are two objects called {name!r}; give each its own")
         for method in ("state_dict", "load_state_dict"):
@@ -602,7 +602,7 @@ class TrainingState:
         return statetree.split(self._learner.form.local(state))[1]
 
     def optimized(self) -> Optimized | None:
-        """What the optimizer changes, for newcomers that make its steps by themselves."""
+        """Tensors that the optimizer changes, for newcomers that make its steps by themselves."""
         if self._learner.form.sharded:
             return None
         return Optimized(dict(self._learner.model.named_parameters()), self._learner.optimizer)
@@ -651,7 +651,7 @@ class Saver:
         if self._crew.rank == 0:
             state = {"operation": self._crew.operation} | state
             self._keeper.save(self._progress.steps, state, wait=wait)
-            self._tell()
+            self._report()
 
     def due_with(self, header: Header) -> None:
         """As the leader of a job with replicas, say in a step's header that the step is to be saved."""
@@ -661,19 +661,19 @@ class Saver:
     def save_if_due(self, headers: list[Header]) -> None:
         """Between two steps: save a checkpoint if it is time, and report one that was completed.
 
-        In a job with replicas the leader said in the step's header that it is, because others help it.
+        In a job with replicas the leader has announced it in the step's header, because others help it.
         """
         steps, alone = self._progress.steps, self._replica.size == 1
         if (self._crew.rank == 0 and self._keeper.due(steps)) if alone else headers[0].get("save"):
             self.save()
-        self._tell()
+        self._report()
 
     def wait(self) -> None:
         """As the leader, wait until the last checkpoint is on disk."""
         if self._crew.rank == 0:
             self._keeper.wait()
 
-    def _tell(self) -> None:
+    def _report(self) -> None:
         step = self._keeper.newly_saved()
         if step is not None and self._link is not None:
             self._link.event("checkpoint", step=step)

@@ -66,7 +66,7 @@ class ForgivingFile(io.FileIO):
 
 
 def forgive_full_disks() -> None:
-    """Have `print` and tracebacks survive a full disk: the training must, and its output is worth less."""
+    """Let `print` and tracebacks survive a full disk: training must go on, and its output is worth less."""
     for name, descriptor in (("stdout", 1), ("stderr", 2)):
         with contextlib.suppress(OSError, ValueError):
             getattr(sys, name).flush()
@@ -163,7 +163,7 @@ def _users_part(error: BaseException) -> TracebackType | None:
 def leave(code: int) -> None:
     """End a forked process as the interpreter would, without returning into its parent's code.
 
-    The exit code is also written to SWELL_EXIT_FILE, for readers that the forking process does not tell.
+    The exit code is also written to SWELL_EXIT_FILE, for readers without a message from the forking process.
     """
     try:
         threading._shutdown()  # type: ignore[attr-defined]

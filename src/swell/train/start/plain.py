@@ -20,7 +20,7 @@ from swell.train.agent.saying import first_to_say
 
 
 def advice(script: Path) -> str:
-    """What is wrong with a plain script, and what to type."""
+    """The problem with a plain script, and the command to type instead."""
     return (
         f"{script.name} trains by itself, without swell.elastic, so its workers would all do the same work. "
         f"Put --auto before the script, which makes it elastic as it is: swell run --auto {script.name} "

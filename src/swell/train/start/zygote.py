@@ -57,15 +57,15 @@ def prepare() -> None:
 
 @contextlib.contextmanager
 def _hidden_devices() -> Iterator[None]:
-    """Hide GPUs from optimizers: they ask whether there is one, and the question alone initialises CUDA."""
+    """Hide GPUs from optimizers: they check whether there is one, and the check alone initialises CUDA."""
     import torch
 
-    asked = torch.cuda.is_available
+    is_available = torch.cuda.is_available
     torch.cuda.is_available = lambda: False
     try:
         yield
     finally:
-        torch.cuda.is_available = asked
+        torch.cuda.is_available = is_available
 
 
 def child(order: dict[str, Any]) -> int:
@@ -120,9 +120,9 @@ class Zygote:
             if self._listener is not None and self._listener in ready:
                 self._clients[self._listener.accept()[0]] = b""
             for sock in [s for s in self._clients if s in ready]:
-                self._hear(sock)
+                self._receive(sock)
 
-    def _hear(self, sock: socket.socket) -> None:
+    def _receive(self, sock: socket.socket) -> None:
         try:
             data = sock.recv(1 << 16)
         except OSError:
@@ -170,7 +170,7 @@ class Zygote:
         with contextlib.suppress(OSError):
             os.setpgid(pid, pid)
         self._children[pid] = (sock, order["spawn"])
-        self._tell(sock, {"started": order["spawn"], "pid": pid})
+        self._send(sock, {"started": order["spawn"], "pid": pid})
 
     def _reap(self) -> None:
         while self._children:
@@ -182,9 +182,9 @@ class Zygote:
                 return
             code = os.waitstatus_to_exitcode(status)
             sock, name = self._children.pop(pid)
-            self._tell(sock, {"exited": name, "pid": pid, "code": code})
+            self._send(sock, {"exited": name, "pid": pid, "code": code})
 
-    def _tell(self, sock: socket.socket, message: dict[str, Any]) -> None:
+    def _send(self, sock: socket.socket, message: dict[str, Any]) -> None:
         if sock not in self._clients:
             return
         try:

@@ -631,7 +631,7 @@ class Crew:
         return Entered(complete, roll.covered(), joined, waited_s, len(roll.level_with(mesh.rank)))
 
     def _position(self, covered: dict[str, list[Range]], level: str | None) -> Header:
-        """What this worker says as it enters the generation: where it is, and what it has."""
+        """This worker's message as it enters the generation: its position and its state."""
         return {
             "what": "enter",
             "live": self.live,

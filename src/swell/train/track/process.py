@@ -151,7 +151,7 @@ def main() -> None:
         sys.stdout.flush()
 
     tracking = Tracking(list(config.track), config.name, home / FILE, say)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # the launcher was told to end the job
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # the launcher is to end the job
     outcome = "failed"
     try:
         outcome = follow(job, tracking, parent)
