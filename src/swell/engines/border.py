@@ -101,7 +101,7 @@ def read_event(raw: object, slots: int) -> Any:
 
 def read_story(raw: object) -> list[str]:
     """The last transitions of a job's membership, as its coordinator sent them; raises BadMessage."""
-    return [line(one) for one in _read(protocol.Story, raw).lines[:MOST_STORY]]
+    return [line(one) for one in _read(protocol.StoryLines, raw).lines[:MOST_STORY]]
 
 
 def read_status(raw: object, slots: int) -> protocol.JobStatus:
@@ -136,11 +136,11 @@ def told(event: Struct | None) -> str:
             return f"{worker} was left out: nothing was heard of it for {silent_s:.0f} s"
         case protocol.LeftOut(worker, by):
             return f"{worker} was left out: {_listed(by or ())} cannot reach it"
-        case protocol.Unreachable(worker, by):
+        case protocol.NewcomerWaits(worker, by):
             return f"newcomer {worker} cannot be reached by {_listed(by)}; it is tried again"
         case protocol.Standstill(step, workers):
             return f"step {step + 1} stands still and waits for {_listed(workers)}"
-        case protocol.OutOfStep(worker, step):
+        case protocol.StepRepeated(worker, step):
             return f"{worker} found the workers out of step; step {step + 1} is made again, see the job's log"
         case protocol.Straggler(worker, times, link=True):
             return f"the links to {worker} were {times:.1f} times slower than the others' and it is replaced"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from swell.train.agent.membership import STOPPED, Generation, Membership, Scale, Stop, Worker
+from swell.train.agent.membership import STOPPED, Generation, KnownWorker, Membership, Scale, Stop
 from swell.train.agent.membership_json import from_json, to_json
 from swell.train.agent.protocol import Finish, Status
 from swell.train.reporting import StepTimes
@@ -10,7 +10,7 @@ from swell.train.reporting import StepTimes
 
 def _running(*names: str) -> Membership:
     job = Membership(Scale(1, 4, len(names)))
-    job.workers = {n: Worker(n, Status.MEMBER, 0.0) for n in names}
+    job.workers = {n: KnownWorker(n, Status.MEMBER, 0.0) for n in names}
     job.generation = Generation(1, list(names), live=True)
     return job
 

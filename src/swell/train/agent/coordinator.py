@@ -79,11 +79,11 @@ class Coordinator:
         self.stragglers = Stragglers()
         self.notes = Notes()
         self.port = int(saved["port"]) if saved is not None else 0
-        self.workers: dict[str, Client] = {}
+        self.workers: dict[str, ClientConnection] = {}
         self.exits: dict[str, tuple[float, int, str]] = {}
         """Workers whose connections are not read to their end yet: how long to wait, exit code, note."""
-        self.agent: Client | None = None
-        self.watchers: set[Client] = set()
+        self.agent: ClientConnection | None = None
+        self.watchers: set[ClientConnection] = set()
         self.processes: dict[str, int | None] = {} if saved is None else dict(saved.get("processes", {}))
         """The workers that were started and have not ended, with their slots, as the events say."""
         self.events = 0
@@ -190,7 +190,7 @@ class Coordinator:
 
     # ------------------------------------------------------------------ what others send
 
-    def _receive(self, client: Client, raw: Message) -> None:
+    def _receive(self, client: ClientConnection, raw: Message) -> None:
         try:
             message = protocol.heard(client.role, raw)
             repeated = isinstance(message, protocol.REPEATED)
@@ -201,7 +201,7 @@ class Coordinator:
                 self.door.grumble(f"refused {kind!r:.60} of {client.name or client.role}: {error}")
             client.send(protocol.Error(str(error)))
 
-    def _take_in(self, client: Client, message: protocol.Message, now: float) -> list[Instruction]:
+    def _take_in(self, client: ClientConnection, message: protocol.Message, now: float) -> list[Instruction]:
         match client.role:
             case "worker":
                 return self._from_worker(client.name, message, now)
@@ -213,7 +213,7 @@ class Coordinator:
                 return self._from_notes(client, message)
         return self._hello(client, message, now)
 
-    def _hello(self, client: Client, message: protocol.Message, now: float) -> list[Instruction]:
+    def _hello(self, client: ClientConnection, message: protocol.Message, now: float) -> list[Instruction]:
         match message:
             case protocol.WorkerHello():
                 return self._worker_hello(client, message, now)
@@ -235,7 +235,9 @@ class Coordinator:
                 client.send(protocol.Greeting())
         return []
 
-    def _worker_hello(self, client: Client, its: protocol.WorkerHello, now: float) -> list[Instruction]:
+    def _worker_hello(
+        self, client: ClientConnection, its: protocol.WorkerHello, now: float
+    ) -> list[Instruction]:
         m = self.elastic
         client.role, client.name = "worker", its.worker
         self.workers[its.worker], self.pids[its.worker] = client, its.pid
@@ -285,11 +287,11 @@ class Coordinator:
                 return m.done(name, operation, now)
             case protocol.Stopped():
                 return m.finish(0, STOPPED)
-            case protocol.Event("confined", about):
+            case protocol.WorkerEvent("confined", about):
                 limit = protocol.read(protocol.Confined, about)
                 self._log({**about, "worker": name, "event": "confined"})
                 return m.confine(limit.workers, limit.reason, now)
-            case protocol.Event(event, about):
+            case protocol.WorkerEvent(event, about):
                 self._log({**about, "worker": name, "event": event})
         return []
 
@@ -306,7 +308,7 @@ class Coordinator:
                 self.event(message)
                 self.event(protocol.Exited(name, 0))
                 return self.membership.unstartable(name, f"{node}: {reason}", cause, now)
-            case protocol.Ending(code, reason):
+            case protocol.LauncherEnds(code, reason):
                 return self.membership.finish(code, reason)
             case protocol.Goodbye():
                 self.over.set()
@@ -348,7 +350,9 @@ class Coordinator:
         self.publish(protocol.Reported(name, report))
         return restarts.said(figures.done, now) if figures.done is not None else []
 
-    def _from_tool(self, client: Client, message: protocol.Message, now: float) -> list[Instruction]:
+    def _from_tool(
+        self, client: ClientConnection, message: protocol.Message, now: float
+    ) -> list[Instruction]:
         match message:
             case protocol.Resize(workers, slots):
                 self._check_leads(client)
@@ -359,7 +363,7 @@ class Coordinator:
             case protocol.GetStatus():
                 client.send(self.status(protocol.StatusAnswer))
             case protocol.GetStory():
-                client.send(protocol.Story(self.membership.story()))
+                client.send(protocol.StoryLines(self.membership.story()))
             case protocol.Watch():  # events after this snapshot are sent, from the next number on
                 self.watchers.add(client)
                 client.send(self.status(protocol.Watching))
@@ -372,12 +376,12 @@ class Coordinator:
                 return self.membership.stop(now)
         return []
 
-    def _check_leads(self, client: Client) -> None:
+    def _check_leads(self, client: ClientConnection) -> None:
         """Refuse the orders of a control plane that was frozen while another one took over."""
         if client.fencing is not None and client.fencing < self.fencing:
             raise Refused("another control plane leads by now")
 
-    def _from_notes(self, client: Client, message: protocol.Message) -> list[Instruction]:
+    def _from_notes(self, client: ClientConnection, message: protocol.Message) -> list[Instruction]:
         match message:
             case protocol.WriteNotes(values):
                 self.notes.write(client.name, values)
@@ -386,7 +390,7 @@ class Coordinator:
                 client.send(protocol.NotesFound(self.notes.read(client.name, keys)))
         return []
 
-    def _closed(self, client: Client) -> None:
+    def _closed(self, client: ClientConnection) -> None:
         self.watchers.discard(client)
         if client is self.agent:
             self.agent = None
@@ -535,7 +539,7 @@ class Coordinator:
 # ---------------------------------------------------------------------- the port
 
 
-class Client:
+class ClientConnection:
     """One connection: a worker, the launcher ("agent"), or a tool."""
 
     def __init__(self, secret: str, writer: asyncio.StreamWriter, *, encrypt: bool) -> None:
@@ -589,8 +593,8 @@ class Door:
     def __init__(
         self,
         secret: str,
-        receive: Callable[[Client, Message], None],
-        closed: Callable[[Client], None],
+        receive: Callable[[ClientConnection, Message], None],
+        closed: Callable[[ClientConnection], None],
         *,
         encrypt: bool = True,
     ) -> None:
@@ -598,7 +602,7 @@ class Door:
         self._encrypt = encrypt
         self._receive = receive
         self._closed = closed
-        self.strangers: set[Client] = set()
+        self.strangers: set[ClientConnection] = set()
         """Connections that have not proved yet that they know the job's secret."""
         self._grumbled = 0
 
@@ -614,7 +618,7 @@ class Door:
             self.grumble("too many connections that prove nothing: closed one")
             writer.close()
             return
-        client = Client(self._secret, writer, encrypt=self._encrypt)
+        client = ClientConnection(self._secret, writer, encrypt=self._encrypt)
         self.strangers.add(client)
         keep_alive(writer.get_extra_info("socket"), every_s=1, probes=2)
         late = asyncio.get_running_loop().call_later(HANDSHAKE_S, self._give_up, client)
@@ -635,7 +639,7 @@ class Door:
             self._closed(client)
             writer.close()
 
-    def _give_up(self, client: Client) -> None:
+    def _give_up(self, client: ClientConnection) -> None:
         """Hang up on a connection that has not proved in time that it knows the secret."""
         if not client.channel.established:
             client.writer.transport.abort()

@@ -207,7 +207,7 @@ class Launcher:
     def _end_workers(self) -> None:
         if self._result is not None:  # the coordinator would start others in place of those that end now
             code, reason = self._result
-            self._coordinator.tell(protocol.Ending(code, reason))
+            self._coordinator.tell(protocol.LauncherEnds(code, reason))
         deadline = time.monotonic() + _GRACE_S
         while self._workers.names() and time.monotonic() < deadline:
             self._workers.kill_all()

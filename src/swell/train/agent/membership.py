@@ -26,11 +26,11 @@ from swell.train.agent.protocol import (
     Finish,
     Kill,
     LeftOut,
+    NewcomerWaits,
     Returned,
     Spawn,
     Standstill,
     Status,
-    Unreachable,
     age,
 )
 from swell.train.agent.reach import Pair, Reach, connected, pair
@@ -64,7 +64,7 @@ FINISHED = "training is over"
 
 
 @dataclass(slots=True)
-class Worker:
+class KnownWorker:
     """What is known of one worker process."""
 
     name: str
@@ -237,15 +237,15 @@ def place(
     return None if before is None else before[:target]
 
 
-def open_slots(slots: tuple[int, ...] | None, members: list[Worker]) -> list[int] | None:
+def open_slots(slots: tuple[int, ...] | None, members: list[KnownWorker]) -> list[int] | None:
     """The slots without a member; None for a job without slots."""
     taken = {member.slot for member in members}
     return None if slots is None else [slot for slot in slots if slot not in taken]
 
 
 def newcomers(
-    present: list[Worker], free: list[int] | None, waiting: int, urgent: int
-) -> tuple[list[int | None], list[Worker]]:
+    present: list[KnownWorker], free: list[int] | None, waiting: int, urgent: int
+) -> tuple[list[int | None], list[KnownWorker]]:
     """Which slots need a new worker, and which of the waiting workers to stop.
 
     `present`: workers started but not yet members, best prepared first. `free`: slots without a member, or
@@ -254,7 +254,7 @@ def newcomers(
     if free is None:
         # The youngest, least prepared workers are stopped first.
         return [None] * (urgent - len(present)), present[waiting:][::-1]
-    too_many: list[Worker] = []
+    too_many: list[KnownWorker] = []
     still: list[int | None] = list(free)
     for worker in present:
         if worker.slot in still:
@@ -348,7 +348,7 @@ class Ending:
         return [self.result]
 
 
-def ended_early(name: str, worker: Worker) -> str:
+def ended_early(name: str, worker: KnownWorker) -> str:
     """Why a job is over in which a worker's script ended before the others', and what to do about it."""
     if worker.address is None:
         return (
@@ -445,7 +445,7 @@ class Membership:
 
     scale: Scale
     rules: Rules = Rules()
-    workers: dict[str, Worker] = field(default_factory=dict)
+    workers: dict[str, KnownWorker] = field(default_factory=dict)
     """Every worker whose process is there, or about to be."""
     names: Names = field(default_factory=Names)
     given_up: GivenUp = field(default_factory=GivenUp)
@@ -532,7 +532,7 @@ class Membership:
             return [Fence(name)]
         worker = self.workers.get(name)
         if worker is None:
-            worker = self.workers[name] = Worker(name, Status(status), now_s)
+            worker = self.workers[name] = KnownWorker(name, Status(status), now_s)
         self._heard(worker, now_s)
         moved = worker.address != address
         worker.address, worker.connected = address, True
@@ -818,7 +818,7 @@ class Membership:
             out.append(Kill(worker.name))
         for slot in needed if now_s >= self.quiet.calm_s else []:
             name = self.names.new()
-            self.workers[name] = Worker(name, Status.STARTING, now_s, slot=slot)
+            self.workers[name] = KnownWorker(name, Status.STARTING, now_s, slot=slot)
             out.append(Spawn(name, slot))
         return out
 
@@ -940,18 +940,18 @@ class Membership:
 
     # ------------------------------------------------------------------ silence and cut links
 
-    def _is_far(self, worker: Worker) -> bool:
+    def _is_far(self, worker: KnownWorker) -> bool:
         """Whether a worker is on another host than the coordinator."""
         return bool(self.rules.host) and worker.address is not None and worker.address[0] != self.rules.host
 
-    def _heard(self, worker: Worker, now_s: float) -> None:
+    def _heard(self, worker: KnownWorker, now_s: float) -> None:
         """A worker said something. If nobody was heard before, everybody gets the time to speak again."""
         if self._is_far(worker) and now_s - worker.seen_s > self.rules.silent_after_s:
             for other in self.workers.values():
                 other.seen_s = max(other.seen_s, now_s)
         worker.seen_s = now_s
 
-    def _silent(self, now_s: float) -> list[Worker]:
+    def _silent(self, now_s: float) -> list[KnownWorker]:
         """The members that are given up because they say nothing.
 
         One that hangs still has its connection. Where that has ended too, the link to its host is cut. But if
@@ -972,7 +972,7 @@ class Membership:
                 found.append(worker)
         return found
 
-    def _stuck(self, now_s: float) -> list[Worker]:
+    def _stuck(self, now_s: float) -> list[KnownWorker]:
         """The workers that the end of the job does not wait for: their part is done, and they are silent.
 
         The job needs the leader's end, so the leader has more time: its threads end before its process does,
@@ -1000,7 +1000,7 @@ class Membership:
                 out.append(Kill(worker.name))
         return out
 
-    def _gone(self, worker: Worker, now_s: float) -> Say:
+    def _gone(self, worker: KnownWorker, now_s: float) -> Say:
         """The event of a silent member that is given up."""
         self.given_up.missing[worker.name] = worker.slot
         return Say(LeftOut(worker.name, silent_s=round(now_s - worker.seen_s, 1)))
@@ -1052,7 +1052,7 @@ class Membership:
         for name in [name for name in coming if name not in stay]:
             if self.reach.hold(name, now_s):
                 by = tuple(other for other in stay if pair(other, name) in cuts)
-                out.append(Say(Unreachable(name, by)))
+                out.append(Say(NewcomerWaits(name, by)))
         return out
 
     def _returned(self, members: list[str]) -> list[Say]:
@@ -1088,5 +1088,5 @@ class Membership:
         """Whether there is a worker with one of these."""
         return any(worker.status in status for worker in self.workers.values())
 
-    def _oldest_first(self, status: Status) -> list[Worker]:
+    def _oldest_first(self, status: Status) -> list[KnownWorker]:
         return sorted((w for w in self.workers.values() if w.status is status), key=lambda w: age(w.name))

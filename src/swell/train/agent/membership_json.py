@@ -9,11 +9,11 @@ from swell.train.agent.membership import (
     Ending,
     Generation,
     GivenUp,
+    KnownWorker,
     Membership,
     Names,
     Rules,
     Scale,
-    Worker,
     place,
 )
 from swell.train.agent.protocol import JobFile, Status
@@ -121,12 +121,14 @@ def _restarts(data: dict[str, Any], now_s: float) -> Restarts:
     return made
 
 
-def _of_workers(workers: dict[str, Worker]) -> dict[str, Any]:
+def _of_workers(workers: dict[str, KnownWorker]) -> dict[str, Any]:
     return {w.name: [w.status.value, w.slot] for w in workers.values()}
 
 
-def _workers(data: dict[str, Any], now_s: float) -> dict[str, Worker]:
-    return {name: Worker(name, Status(status), now_s, slot=slot) for name, (status, slot) in data.items()}
+def _workers(data: dict[str, Any], now_s: float) -> dict[str, KnownWorker]:
+    return {
+        name: KnownWorker(name, Status(status), now_s, slot=slot) for name, (status, slot) in data.items()
+    }
 
 
 def _scale(data: dict[str, Any]) -> Scale:

@@ -218,7 +218,7 @@ class Stopped(Struct, frozen=True, tag="stopped"):
     """The job's state is on disk, and its workers leave, because the job was asked to stop."""
 
 
-class Event(Struct, frozen=True, tag="event"):
+class WorkerEvent(Struct, frozen=True, tag="event"):
     """An event for the job's history."""
 
     name: Text
@@ -246,7 +246,18 @@ class Waiting(Struct, frozen=True, tag="waiting"):
 
 
 FromWorker = (
-    Ready | Beat | AtEpoch | Switched | Broken | Left | Done | Stopped | Event | Suspect | Checked | Waiting
+    Ready
+    | Beat
+    | AtEpoch
+    | Switched
+    | Broken
+    | Left
+    | Done
+    | Stopped
+    | WorkerEvent
+    | Suspect
+    | Checked
+    | Waiting
 )
 
 
@@ -407,7 +418,7 @@ class Said(Struct, frozen=True, tag="said"):
     figures: Figures
 
 
-class Ending(Struct, frozen=True, tag="ending"):
+class LauncherEnds(Struct, frozen=True, tag="ending"):
     """The launcher was told to end the job: no worker is started any more."""
 
     code: ExitCode
@@ -418,7 +429,7 @@ class Goodbye(Struct, frozen=True, tag="goodbye"):
     """Everything is cleaned up; the coordinator can end."""
 
 
-FromLauncher = Exited | Lost | Unstartable | Said | Ending | Goodbye
+FromLauncher = Exited | Lost | Unstartable | Said | LauncherEnds | Goodbye
 
 
 # ---------------------------------------------------------------------- coordinator to launcher
@@ -461,7 +472,7 @@ class Watch(Struct, frozen=True, tag="watch"):
 
 
 class GetStory(Struct, frozen=True, tag="story"):
-    """Answer: `Story`."""
+    """Answer: `StoryLines`."""
 
 
 class Resize(Struct, frozen=True, tag="resize"):
@@ -481,7 +492,7 @@ class StopJob(Struct, frozen=True, tag="stop"):
 FromTool = GetStatus | GetStory | Watch | Resize | StopJob
 
 
-class Story(Struct, frozen=True, tag="story"):
+class StoryLines(Struct, frozen=True, tag="story"):
     """The last transitions of the job's membership, a line for each, the oldest first."""
 
     lines: list[str]
@@ -558,7 +569,7 @@ class Watching(JobStatus, frozen=True, tag="watching"):
 # A job's history, a line for each in events.jsonl, and an `event` message to those who watch: `event` is the
 # tag of the type, `time_s` when it was, and `number` its place among the events of this coordinator. Some
 # messages are events as they are: `Spawn`, `Exited`, `Unstartable`, `Finish`. Workers add events of their own
-# with `Event` (`differs`, `could_not_follow` and others), and more fields to those below.
+# with `WorkerEvent` (`differs`, `could_not_follow` and others), and more fields to those below.
 
 
 class CoordinatorBegan(Struct, frozen=True, tag="coordinator"):
@@ -641,7 +652,7 @@ class LeftOut(Struct, frozen=True, tag="left_out"):
     silent_s: Seconds | None = None
 
 
-class Unreachable(Struct, frozen=True, tag="unreachable"):
+class NewcomerWaits(Struct, frozen=True, tag="unreachable"):
     """A newcomer waits, because these workers cannot reach it."""
 
     worker: WorkerName
@@ -662,7 +673,7 @@ class Standstill(Struct, frozen=True, tag="standstill"):
     workers: Names
 
 
-class OutOfStep(Struct, frozen=True, tag="out_of_step"):
+class StepRepeated(Struct, frozen=True, tag="out_of_step"):
     """A worker found the members at different points of the script; the step is made again."""
 
     worker: WorkerName
@@ -709,10 +720,10 @@ Happening = (
     | Saving
     | GaveUp
     | LeftOut
-    | Unreachable
+    | NewcomerWaits
     | Returned
     | Standstill
-    | OutOfStep
+    | StepRepeated
     | Straggler
     | Parted
     | Confined
@@ -824,7 +835,7 @@ class Joined(Struct, frozen=True):
     token: Text = ""
 
 
-class Met(Struct, frozen=True):
+class Mapped(Struct, frozen=True):
     """This side has mapped what it reads of the other: frames may follow."""
 
     met: bool = True

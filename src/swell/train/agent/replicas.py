@@ -24,12 +24,12 @@ from swell.train.agent.membership import (
     Fence,
     Generation,
     Instruction,
+    KnownWorker,
     Membership,
     Say,
     Scale,
     Stop,
     Turn,
-    Worker,
     place,
 )
 from swell.train.agent.protocol import Kill, Parted, Spawn, Status
@@ -81,7 +81,7 @@ def check_multiple(count: int, size: int, what: str = "workers") -> int:
 class Roll:
     """The workers of all replicas, one by one."""
 
-    each: dict[str, Worker] = field(default_factory=dict)
+    each: dict[str, KnownWorker] = field(default_factory=dict)
     """Every worker process; its status is that of its replica."""
     ready_in: dict[str, int] = field(default_factory=dict)
     """By prepared worker: the epoch that it waits in."""
@@ -92,9 +92,9 @@ class Roll:
     answers: dict[str, set[str]] = field(default_factory=dict)
     """By worker that answered the present check: the replicas that it cannot reach."""
 
-    def worker(self, name: str, now_s: float) -> Worker:
+    def worker(self, name: str, now_s: float) -> KnownWorker:
         """What is known of this worker, from now on if it is new."""
-        return self.each.setdefault(name, Worker(name, Status.STARTING, now_s))
+        return self.each.setdefault(name, KnownWorker(name, Status.STARTING, now_s))
 
     def forget(self, workers: Iterable[str]) -> None:
         """These workers are no more."""
@@ -146,7 +146,7 @@ class Replicas:
         return self.inner.ending
 
     @property
-    def workers(self) -> dict[str, Worker]:
+    def workers(self) -> dict[str, KnownWorker]:
         """Every worker of a replica that `inner` knows."""
         found = {}
         for name, replica in self.inner.workers.items():

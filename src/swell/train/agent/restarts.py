@@ -24,11 +24,11 @@ from swell.train.agent.membership import (
     Begin,
     Ending,
     Instruction,
+    KnownWorker,
     Names,
     Save,
     Say,
     Scale,
-    Worker,
 )
 from swell.train.agent.protocol import Exited, Kill, Recovery, Spawn, Status, Switch
 
@@ -70,7 +70,7 @@ class Restarts:
 
     scale: Scale
     generation: ProgramGeneration = field(default_factory=ProgramGeneration)
-    workers: dict[str, Worker] = field(default_factory=dict)
+    workers: dict[str, KnownWorker] = field(default_factory=dict)
     """Workers of the present generation whose process has not ended."""
     names: Names = field(default_factory=Names)
     done: float = 0.0
@@ -265,7 +265,7 @@ class Restarts:
             return []  # the job may be given other slots
         members = [self.names.new() for _ in slots]
         self.workers = {
-            name: Worker(name, Status.MEMBER, now_s, slot=slot) for name, slot in zip(members, slots)
+            name: KnownWorker(name, Status.MEMBER, now_s, slot=slot) for name, slot in zip(members, slots)
         }
         self.generation = ProgramGeneration(self.generation.number + 1, members, placed, now_s)
         self.end_by_s = self.fault = None

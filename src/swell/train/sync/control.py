@@ -22,7 +22,7 @@ from swell.train.agent.errors import FENCED, RESPAWN, PeerLost, Refused
 from swell.train.agent.jobdir import JobDirectory, own_host
 from swell.train.agent.keepalive import keep_alive
 from swell.train.agent.polling import readable, writable
-from swell.train.agent.protocol import Address, Joined, Joining, Met, Offer, Pulse, Status, age, read
+from swell.train.agent.protocol import Address, Joined, Joining, Mapped, Offer, Pulse, Status, age, read
 from swell.train.agent.records import fresh_token, use_records
 from swell.train.agent.sealed import Stream
 from swell.train.agent.wire import MOST_STRANGERS, Connection, Message, WireError
@@ -416,7 +416,7 @@ class Peers:
                 connection.send(Joining(offer.number, self.name, about, token))
                 answer = read(Joined, connection.receive(_ANSWER_S))
                 self.meet(answer.about, offer.number)
-                connection.send(Met())
+                connection.send(Mapped())
                 connection.receive(_PREPARE_S)
                 sock = use_records(connection.sock, token, answer.token)
                 return Peer(other, sock, answer.about)
@@ -485,7 +485,7 @@ class Peers:
             connection.send(Joined(self.introduce(other not in self.members), token))
             self.meet(joining.about, number)
             connection.receive(_PREPARE_S)
-            connection.send(Met())
+            connection.send(Mapped())
             mesh_sock = use_records(connection.sock, token, joining.token)
         except (OSError, WireError, PeerLost, Refused):
             close(sock)
@@ -728,7 +728,7 @@ class Line:
                     keep_alive(connection.sock, every_s=1, probes=2, unacknowledged_s=3.0)
                 with self.changed:
                     # Messages of other types may be lost: the greeting repeats what they say.
-                    keep = (protocol.Event, protocol.Done)
+                    keep = (protocol.WorkerEvent, protocol.Done)
                     self._outbox = [message for message in self._outbox if isinstance(message, keep)]
                     hello = self.standing.hello(os.getpid(), self.peers.address)
                 connection.send(hello)
@@ -932,7 +932,7 @@ class Link:
 
     def event(self, name: str, **fields: Any) -> None:
         """Add an event to the job's history."""
-        self.line.send(protocol.Event(name, fields))
+        self.line.send(protocol.WorkerEvent(name, fields))
 
     def leaving(self, number: int) -> None:
         """Report that this worker leaves: candidate `number` was agreed on without it."""
