@@ -9,7 +9,7 @@ The rules of the table, which policies and callers rely on:
 - a row belongs to one active job; it is given to another only after `remove`;
 - `number` rises in order of submission and is never used twice;
 - `active` lists rows by ascending number, so snapshots show the oldest job first;
-- `gpus[row] == len(placement[row])`, and the placer's ledger says the same;
+- `gpus[row] == len(placement[row])`, and the placer's ledger agrees;
 - `attained_gpu_s`, `run_s` and `left` are as of `since_s`; a job makes no progress before `paused_until_s`.
 """
 
@@ -44,7 +44,7 @@ from swell.policies import Decision, JobTable, Policy, Snapshot
 
 
 _LEAST_WAIT_S = 1e-3
-"""A policy is not woken again in the same moment, whatever it asks: rounding may make it ask for that."""
+"""Least time until a policy is woken again: rounding may make it request a wake-up in the same moment."""
 _ROUNDING = 1e-9
 
 
@@ -64,7 +64,7 @@ class DecisionRhythm:
         self.due_s = min(self.due_s, at_s)
 
     def decided(self, now_s: float, wake_s: float) -> None:
-        """The policy has decided and wants to be asked again at `wake_s` if nothing happens before."""
+        """The policy has decided and wants to decide again at `wake_s` if nothing happens before."""
         if self.interval_s:
             if self.policy.changes_with_time:
                 wake_s = now_s + self.interval_s
@@ -226,7 +226,7 @@ BY_POLICY = "the policy gives it fewer slots"
 
 
 def with_reasons(moves: Sequence[Move]) -> list[Move]:
-    """The moves of one decision; those by which a job loses GPUs say why, as far as these moves show it."""
+    """The moves of one decision; those that take GPUs from a job have the reason, if the moves show it."""
     taken = {gpu: move.row for move in moves for gpu in set(move.after).difference(move.before)}
     growing = {move.row for move in moves if len(move.after) > len(move.before)}
 
@@ -404,7 +404,7 @@ class Board:
         ]
 
     def release(self, row: int, now_s: float) -> None:
-        """Enter that a job has given all its GPUs back without a decision, because it was paused, say."""
+        """Enter that a job has given all its GPUs back without a decision, as after a pause."""
         if self.table.placement[row]:
             self.placer.place({row: 0})
             self.table.settle(row, now_s)
@@ -490,7 +490,7 @@ class Board:
         return True
 
     def _on_other_types(self, snapshot: Snapshot, kinds: Sequence[str]) -> BoolArray:
-        """For each job whether it holds GPUs of another type than the decision says."""
+        """For each job whether it holds GPUs of another type than in the decision."""
         nodes = self.cluster.nodes
         return np.array(
             [

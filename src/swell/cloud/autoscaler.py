@@ -6,10 +6,10 @@ nothing changes; else the number of nodes becomes the largest whose utility reac
 
 Speed-ups are those of goodput, so a job whose gradients are not noisy yet gets few nodes, and more as its
 noise grows. With `measure='throughput'` they are those of throughput at the largest batch, as in autoscalers
-that know nothing of statistical efficiency: they see a job scale well long before that does it any good.
+that ignore statistical efficiency: they see a job scale well long before that does it any good.
 
 Beyond the paper:
-- The range says nothing of what time is worth. With `hour_worth`, the number of nodes is the one with the
+- The range does not contain what time is worth. With `hour_worth`, the number of nodes is the one with the
   least (price of the nodes + worth of the jobs' time) per speed-up, which needs no range.
 - With `pace`, the number of nodes is the fewest on which the jobs are as fast as on the nodes that a
   throughput-only autoscaler would have by now. That needs neither a range nor a price of time.
@@ -301,7 +301,7 @@ OPTIONS = (*_OFFER, *_TERMS)
 def read_options(
     text: str, offer: dict[str, Any], terms: dict[str, Any], allowed: Sequence[str] = OPTIONS
 ) -> tuple[NodeOffer, Terms]:
-    """Offer and terms with what the text says of them; `spot` is in hours, other times in seconds."""
+    """Offer and terms with the values of the text; `spot` is in hours, other times in seconds."""
     for item in filter(None, (part.strip() for part in text.split(","))):
         key, equals, value = (part.strip() for part in item.partition("="))
         if not equals or key not in allowed:
@@ -332,13 +332,13 @@ class Rentable:
     offer: NodeOffer
     terms: Terms
     gpu_type: str
-    """GPU type of the nodes; empty if it was not said."""
+    """GPU type of the nodes; empty if it was not given."""
 
 
 def parse_rentable(text: str, start_s: float) -> Rentable:
     """Parse 'MIN:MAXxSLOTS', with ':TYPE' and options as the simulator has them behind it.
 
-    `start_s`: how long the provider's nodes take to start, if the text does not say.
+    `start_s`: how long the provider's nodes take to start, if the text does not have it.
     """
     size, _, rest = text.partition(",")
     found = re.fullmatch(r"\s*(\d+):(\d+)x(\d+)(?::([\w.-]+))?\s*", size)

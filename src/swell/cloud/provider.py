@@ -1,4 +1,4 @@
-"""A provider of nodes: it is asked for a number of nodes, and says which are there and how many are coming.
+"""A provider of nodes: it takes a requested number, and reports which are there and how many are coming.
 
 The simulator has one with prices, start-up delay and spot loss (`swell.sim.capacity`).
 """

@@ -1,6 +1,6 @@
 """Capacity as a function of time: reservations for services, and what they leave to training.
 
-A *reservation* takes GPUs away from training, so many of them or those of named nodes, from one moment to
+A *reservation* takes GPUs away from training, a number of them or those of named nodes, from one moment to
 another, and again after a period if it is repeated. One with `most` follows the demand of a service: it
 holds as many as the service wants now, and promises to jobs count only on what the service never wants.
 """
@@ -43,7 +43,7 @@ class Reservation:
     most: int | None = None
     """For a service whose demand is followed: the most GPUs that it may ever want."""
     owner: str = ""
-    """The user who may say what the service wants, besides administrators."""
+    """The user who may set what the service wants, besides administrators."""
 
     def __post_init__(self) -> None:
         def refuse(field: str, given: object, allowed: str) -> None:

@@ -152,7 +152,7 @@ class Cluster:
         return tuple(dict.fromkeys(n.gpu_type for n in self.nodes))
 
     def shared_by(self, per_gpu: int) -> Cluster:
-        """The same cluster with each GPU as so many slots, for several small jobs on one GPU."""
+        """The same cluster with each GPU as several slots, for several small jobs on one GPU."""
         if per_gpu < 1:
             raise InputError(f"per_gpu must be at least 1, got {per_gpu}", field="per_gpu")
         if self.per_gpu > 1 or self.held:
@@ -205,7 +205,7 @@ def clean_type(name: str) -> str:
 
 
 def gpu_of_slot(slot: int, gpus: int) -> int:
-    """The GPU of a slot on a machine with so many GPUs, where several slots may be on one GPU.
+    """The GPU of a slot on a machine with this number of GPUs; several slots may be on one GPU.
 
     Neighbouring slots are on different GPUs, so that a job's workers share one only if they have to.
     """

@@ -1,7 +1,7 @@
 """The event log: everything that happens, in one form for live clusters and simulations alike.
 
 An event is a moment, a kind, the job or node it concerns, and a few plain values. It is written as one JSON
-object per line; readers ignore keys they do not know, so that later versions may add some.
+object per line; readers ignore unknown keys, so that later versions may add some.
 """
 
 from __future__ import annotations

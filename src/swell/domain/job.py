@@ -21,7 +21,7 @@ class JobSpec:
     job_id: str
     submit_s: float
     model: str
-    """Name of the performance profile that says how fast the job trains."""
+    """Name of the performance profile, which has the job's speed."""
     batch_size: int
     """The global batch size that the user tuned the job for."""
     gpus: int = 1
@@ -32,7 +32,7 @@ class JobSpec:
     max_gpus: int | None = None
     """Most GPUs that the job may get; None for no bound."""
     gpus_per_replica: int = 1
-    """The job gets GPUs in multiples of this, because so many share one copy of its model."""
+    """The job gets GPUs in multiples of this, because this number of them shares one copy of its model."""
     weight: float = 1.0
     """The job counts as this many jobs, for policies that obey weights."""
     user: str = ""

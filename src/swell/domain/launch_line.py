@@ -40,7 +40,7 @@ _PYTHON = re.compile(r"python(\d+(\.\d+)?)?$")
 
 @dataclass(frozen=True, slots=True)
 class LaunchLine:
-    """The script that a launcher's line names, its arguments, and how many processes the line asks for."""
+    """The script that a launcher's line names, its arguments, and the number of processes in the line."""
 
     script: str
     arguments: tuple[str, ...]

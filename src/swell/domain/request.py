@@ -1,6 +1,6 @@
-"""A job as a person asks for it. This is the one place where the fields of a job are declared.
+"""A job as a person requests it. This is the one place where the fields of a job are declared.
 
-Each field of `JobRequest` says what kind of value it holds, what it is for and which values are allowed.
+Each field of `JobRequest` has its kind of value, its purpose and the allowed values.
 Everything else is derived from that: the flags of `swell submit`, the job file and the template that
 `swell init` writes, the HTTP schema, stored records, and what engines and the training runtime are given.
 To add a field, add it to `JobRequest` and to `JobOptions` below it, and use it where it matters.
@@ -404,7 +404,7 @@ _COUNTS = {
 
 
 def unknown_option(name: str, bound: str = "max_workers") -> str:
-    """Why swell lacks an option that says how many GPUs a job has, as ' A sentence.'; '' for other options.
+    """Why swell lacks an option for the number of GPUs of a job, as ' A sentence.'; '' for other options.
 
     `bound`: what to give instead.
     """

@@ -46,7 +46,7 @@ def _other_place() -> bool:
         path.mkdir(mode=0o700, exist_ok=True)
         facts = path.lstat()
         mine = stat.S_ISDIR(facts.st_mode) and facts.st_uid == os.getuid() and not facts.st_mode & 0o077
-        if mine and os.access(path, os.W_OK):  # what is in it is run, so nobody else may write there
+        if mine and os.access(path, os.W_OK):  # its content is executed, so no other account may write there
             numba.config.CACHE_DIR = str(path)  # type: ignore[attr-defined]
             return True
     except OSError:

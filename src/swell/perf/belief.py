@@ -2,8 +2,8 @@
 
 A belief starts with a prior: speed proportional to GPUs, which makes a scheduler explore, or a model carried
 over from similar jobs. Each new configuration the job runs in is one more observation for the throughput
-model, which is fitted again when it is next needed. A belief also tells its own error, for callers that plan
-with a margin.
+model, which is fitted again when it is next needed. A belief also has an estimate of its own error, for
+callers that plan with a margin.
 """
 
 from __future__ import annotations
@@ -247,7 +247,7 @@ class JobBelief:
         return rates[(gpus > gpus_per_node).astype(np.int64), gpus]
 
     def shown(self, max_gpus: int) -> FloatArray:
-        """How many times as fast as the model says the job has been, on 0 to `max_gpus` GPUs.
+        """The job's measured speed over that of the model, on 0 to `max_gpus` GPUs.
 
         For each number of GPUs that the job was observed on, the configuration seen most often counts;
         between two of them it is interpolated, beyond the last it is as there.

@@ -26,7 +26,7 @@ class Curves:
 
     rates: FloatArray
     by_type: Mapping[str, Curves] = field(default_factory=dict)
-    """The same curves on each GPU type, with the same rows; empty where types are not told apart."""
+    """The same curves on each GPU type, with the same rows; empty where types are not distinguished."""
 
     def __post_init__(self) -> None:
         if self.rates.ndim != 2 or self.rates.shape[1] < 2 or np.any(self.rates[:, 0] != 0):

@@ -34,7 +34,7 @@ class Seen(NamedTuple):
     local_batch: int
     """A batch per GPU that it was seen at, where times are compared."""
     synchronised: bool
-    """Whether it was seen on several GPUs, so that `params` says how long synchronising takes."""
+    """Whether it was seen on several GPUs, so that `params` contains how long synchronising takes."""
 
     def to_json(self) -> list[Any]:
         """As plain values."""

@@ -433,7 +433,7 @@ _MOST_NODES = 16
 
 
 def smallest_rotation(shape: Shape) -> Shape:
-    """One form for all rotations of a placement: measurements know the ring, but not where it starts."""
+    """One form for all rotations of a placement: measurements contain the ring, but not where it starts."""
     if len(shape) < 2:
         return shape
     return min(shape[i:] + shape[:i] for i in range(len(shape)))

@@ -62,7 +62,7 @@ def speeds_on_gpu(jobs: Sequence[OnGpu], contention: float = CONTENTION) -> list
     """How fast the workers of each job on a GPU are, relative to a worker that is alone on a GPU.
 
     The GPU's time is shared max-min fairly among the workers. Where it is not used up, each further job costs
-    everybody `contention`, but no worker gets less than an equal share.
+    all workers `contention`, but no worker gets less than an equal share.
     """
     if len(jobs) == 1:
         return [alone_speed(jobs[0])]

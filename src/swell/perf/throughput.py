@@ -7,7 +7,7 @@
     T_step = (T_grad^gamma + T_sync^gamma)^(1/gamma)
     T_iter = accumulation * T_grad + T_step
 
-`gamma` says how far computing and synchronising overlap: not at all at 1, almost completely at 10. The fit
+`gamma` is how far computing and synchronising overlap: not at all at 1, almost completely at 10. The fit
 minimises the root mean squared error of the logarithms of both times. What has not been observed yet follows
 the paper's priors, which are optimistic, so that a scheduler explores.
 """
@@ -115,7 +115,7 @@ def fit_throughput(
 
     across, inside, many = n > 1, (n == 1) & (k > 1), k > 2
     if np.all(m == m[0]):
-        # One batch size cannot tell constant from slope: split the time as the prior does, or in half.
+        # One batch size cannot separate constant from slope: split the time as the prior does, or in half.
         constant = 0.5 if prior is None else prior.alpha_c / (prior.alpha_c + prior.beta_c * m[0])
         seen = grad[~np.isnan(grad)]
         pin(0, max(float(np.mean(seen if len(seen) else step)) * constant, SMALLEST))

@@ -2,7 +2,7 @@
 
 All placers share the bookkeeping in this module. Jobs that shrink or end give their GPUs back before any job
 takes some, a change is carried out completely or refused completely, and a job gets GPUs of one type where
-that is possible. A placer itself only says where shares go.
+that is possible. A placer itself only decides where shares go.
 """
 
 from __future__ import annotations

@@ -94,7 +94,7 @@ class FreeBlocks:
         return any(start >> up << up in self._starts[up] for up in range(level, self.top + 1))
 
     def find(self, level: int) -> Block | None:
-        """The lowest free site of `level` in the smallest free blocks that have one; None without any."""
+        """The lowest free site of `level` in the smallest free blocks that have one, or None."""
         for up in range(level, self.top + 1):
             if self._starts[up]:
                 return Block(min(self._starts[up]), level)
@@ -632,7 +632,7 @@ def _exceeds(items: Sequence[_Item], room: Sequence[int]) -> bool:
 
 
 def _halve_until_fit(items: Sequence[_Item], limit: Sequence[int]) -> list[_Item]:
-    """Halve items, the last ones first, until no level asks for more sites than it can ever have."""
+    """Halve items, the last ones first, until no level needs more sites than it can ever have."""
     top = max(len(limit) - 1, max(item.level for item in items))
     waiting: list[list[int]] = [[] for _ in range(top + 1)]
     for item in items:

@@ -34,7 +34,7 @@ class Lane:
     end: str | None = None
     """The kind of the event that ended the job; None while it goes on."""
     met: bool | None = None
-    """Whether the job met its deadline; None without one or while it goes on."""
+    """Whether the job met its deadline; None if it has none or goes on."""
     withdrawn: bool = False
     """Whether a person cancelled the job, so that its deadline was neither met nor missed."""
 

@@ -97,7 +97,7 @@ class Run:
         return min(submitted, default=self.lanes.began_s), self.lanes.ended_s
 
     def capacity_at(self, times: FloatArray) -> FloatArray:
-        """GPUs in service at some moments; NaN if the log does not say."""
+        """GPUs in service at some moments; NaN if the log does not have it."""
         known = self.lanes.capacity
         if not known:
             return np.full(len(times), np.nan)

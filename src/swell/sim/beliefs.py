@@ -116,7 +116,7 @@ class Beliefs:
         self._fitted: FittedCurves | TypeBeliefs | None = None
         """The models of the jobs, if speeds are learned."""
         self._promised: tuple[Curves, Curves] | None = None
-        """The curves that were told last, and what promises count on of them."""
+        """The curves that were shown last, and those that promises count on."""
         self._table.curve = workload.row.copy()
 
     @property
@@ -126,11 +126,11 @@ class Beliefs:
 
     @property
     def by_type(self) -> TypeBeliefs | None:
-        """The jobs' models on each GPU type, if speeds are learned and types are told apart."""
+        """The jobs' models on each GPU type, if speeds are learned and types are distinguished."""
         return self._fitted if isinstance(self._fitted, TypeBeliefs) else None
 
     def mistake(self, error: float, seed: int) -> None:
-        """From now on tell curves that are wrong, each job's by a factor of its own; the truth stays."""
+        """From now on show wrong curves, each job's by a factor of its own; the truth stays."""
         if not 0 <= error < np.inf:
             raise InputError(f"belief_error must be at least 0, got {error}", field="belief_error")
         row = self._workload.row
@@ -146,7 +146,7 @@ class Beliefs:
         self._table.curve = np.arange(len(row))
 
     def learn(self, *, adaptive: bool, throughput_only: bool) -> None:
-        """From now on tell what the jobs' models say, on each GPU type if types are told apart.
+        """From now on show the curves of the jobs' models, on each GPU type if types are distinguished.
 
         A job whose profile has no model of the kind that is fitted keeps its true curve; if all are so,
         nothing is learned. With `adaptive`, jobs choose their batch size; with `throughput_only` the one with
@@ -188,7 +188,7 @@ class Beliefs:
 
 
 class FittedCurves:
-    """The curves that the jobs' models say, where GPU types are not told apart."""
+    """The curves of the jobs' models, where GPU types are not distinguished."""
 
     def __init__(self, table: JobTable, workload: Workload, gpus_per_node: int) -> None:
         self._table, self._workload, self._gpus_per_node = table, workload, gpus_per_node

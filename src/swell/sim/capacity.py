@@ -21,14 +21,14 @@ EventSink = Callable[[Event], None]
 
 
 class JobEvents:
-    """Writes what happens to the jobs of a run, if anybody reads it."""
+    """Writes what happens to the jobs of a run, if it has a reader."""
 
     def __init__(self, jobs: Sequence[JobSpec], sink: EventSink | None) -> None:
         self._jobs, self._sink = jobs, sink
 
     @property
     def wanted(self) -> bool:
-        """Whether anybody reads the events; else there is no need to find out what they would say."""
+        """Whether the events have a reader; if not, their data need not be computed."""
         return self._sink is not None
 
     def write(self, now_s: float, kind: EventKind, row: int, **data: Any) -> None:
@@ -240,7 +240,7 @@ class NodeFailure:
 
 @dataclass(frozen=True, slots=True)
 class DemandChange:
-    """From `at_s` on, the service that the reservation `name` follows wants so many GPUs."""
+    """From `at_s` on, the service that the reservation `name` follows wants this number of GPUs."""
 
     name: str
     at_s: float
@@ -302,7 +302,7 @@ class Capacity:
             self.cloud.look_s = now_s
 
     def worth_waiting(self, idle_s: float) -> bool:
-        """Whether reserved hours may still end after no job has run for so long."""
+        """Whether reserved hours may still end after no job has run for this long."""
         return self._calendar_s < math.inf and idle_s <= self._patience_s
 
     def stop(self) -> None:

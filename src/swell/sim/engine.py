@@ -48,7 +48,7 @@ from swell.sim.world import ConstantCost, ResizeCost, World
 # How a live scheduler learns the speed of jobs that are new to it, in simulated time.
 #
 # On a live cluster a new job starts on one GPU. Once it has run for a little while, it may have twice the
-# most GPUs it has run on (Pollux's exploration, section 4.1). A simulation that knows all curves from the
+# most GPUs it has run on (Pollux's exploration, section 4.1). A simulation that has all curves from the
 # start would give it more at once; one that replays a live cluster must not.
 
 
@@ -152,7 +152,7 @@ class Tally:
         """GPU-seconds in service."""
 
     def passed(self, seconds: float, active: int, capacity: int) -> None:
-        """Time has passed, with so many active jobs and GPUs in service."""
+        """Time has passed, with these numbers of active jobs and GPUs in service."""
         self._active_s += seconds * active
         self.capacity_gpu_s += seconds * capacity
 

@@ -3,7 +3,7 @@
 The log of a live cluster has when jobs were submitted, how much work they had, and how fast they were on how
 many workers. That is a trace and its profiles, so the simulator can run it again with the same policies. The
 costs of a start and of a resize, the time in which the speed of a new job becomes known, and how many slots
-share a GPU, are taken from the log too. What the log does not say is assumed, and the first record says so.
+share a GPU, are taken from the log too. What the log lacks is assumed, and listed in the first record.
 """
 
 from __future__ import annotations
@@ -87,12 +87,12 @@ class LoggedJob:
 
     @property
     def has_fill(self) -> bool:
-        """Whether the log says which part of a GPU's time a worker of the job uses alone."""
+        """Whether the log has the part of a GPU's time that a worker of the job uses alone."""
         return bool(self.submitted.data.get("fill"))
 
     @property
     def fill(self) -> float:
-        """That part, or all of it if the log does not say."""
+        """That part, or all of it if the log does not have it."""
         return float(self.submitted.data.get("fill") or 1.0)
 
     @property
@@ -148,7 +148,7 @@ class LoggedJob:
 
     @property
     def deadline_s(self) -> float | None:
-        """The job's deadline; None without one, and for a job that a person cancelled."""
+        """The job's deadline; None if it has none or a person cancelled it."""
         deadline_s = self.submitted.data.get("deadline_s")
         withdrawn = self.end is not None and was_withdrawn(self.end)
         return None if deadline_s is None or withdrawn else float(deadline_s)
@@ -200,7 +200,7 @@ class Log:
     """Reservations, in seconds since the first submission."""
     demand: tuple[DemandChange, ...] = ()
     has_sharing: bool = True
-    """Whether the log says of all nodes how many of their slots share a GPU."""
+    """Whether the log has for all nodes how many of their slots share a GPU."""
 
     @property
     def began_s(self) -> float:

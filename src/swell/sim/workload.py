@@ -1,6 +1,6 @@
 """The jobs of a simulation with their profiles, and how fast each of them is on every number of GPUs.
 
-A true curve says how fast a job is if it is packed on as few nodes as possible, and without neighbours where
+A true curve is how fast a job is if it is packed on as few nodes as possible, and without neighbours where
 GPUs are several slots each.
 """
 
@@ -18,7 +18,7 @@ from swell.perf.sharing import CONTENTION, OnGpu, alone_speed, speeds_on_gpu
 
 # Jobs that share GPUs in the simulator: who is on which GPU, and how fast each job is beside its neighbours.
 #
-# `swell.perf.sharing` says how fast jobs on one GPU are. A job with several workers is as fast as its slowest
+# `swell.perf.sharing` has how fast jobs on one GPU are. A job with several workers is as fast as its slowest
 # worker. When a job comes to a GPU or leaves it, the speeds of its neighbours change from that moment on.
 
 
@@ -75,7 +75,7 @@ class SharedGpus:
         return changed
 
     def _speeds(self, workers: dict[int, int]) -> dict[int, float]:
-        """The speed of each job's workers on a GPU where these jobs have so many workers."""
+        """The speed of each job's workers on a GPU where these jobs have these numbers of workers."""
         if not workers:
             return {}
         together = sorted((OnGpu(self._fills[job], count), job) for job, count in workers.items())
@@ -108,7 +108,7 @@ class Workload(NamedTuple):
     profiles: Sequence[Profile]
     """Each job's profile."""
     curves: Curves
-    """The true curves on the most frequent GPU type, and on each type where types are told apart."""
+    """The true curves on the most frequent GPU type, and on each type where types are distinguished."""
     row: IntArray
     """For each job the row of its curve, which several jobs may have."""
 
@@ -116,7 +116,7 @@ class Workload(NamedTuple):
     def of(
         cls, jobs: Sequence[JobSpec], profiles: ProfileSet, cluster: Cluster, types: Sequence[str]
     ) -> Workload:
-        """The workload of these jobs on a cluster whose GPU `types` are told apart."""
+        """The workload of these jobs on a cluster whose GPU `types` are distinguished."""
         profile_of = [profiles.get(job.model) for job in jobs]
         main = max(cluster.gpu_types, key=lambda kind: _gpus_of_type(cluster, kind))
         width = {kind: widest_node(cluster, kind) for kind in dict.fromkeys((main, *types))}

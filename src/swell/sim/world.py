@@ -205,7 +205,7 @@ class World:
         *,
         adaptive: bool,
     ) -> None:
-        """The jobs' models are in `table` and, if types are told apart, in `by_type`.
+        """The jobs' models are in `table` and, if types are distinguished, in `by_type`.
 
         With `adaptive`, jobs choose their batch size.
         """

@@ -40,7 +40,7 @@ def arguments(parameters: Mapping[str, Value]) -> list[str]:
 
 
 class Driver:
-    """Keeps so many trials going until all have ended."""
+    """Keeps a number of trials going until all have ended."""
 
     def __init__(
         self,
@@ -117,7 +117,7 @@ class Driver:
             self._order(self._client.pause, job_id)
 
     def _order(self, order: Callable[[str], Any], job_id: str) -> bool:
-        """Give the platform an order for a job; False if that is over by now, as its events will say."""
+        """Give the platform an order for a job; False if the job is already over, as its events will show."""
         try:
             order(job_id)
         except SwellError:

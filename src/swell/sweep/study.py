@@ -1,6 +1,6 @@
 """The trials of a sweep, kept by Optuna in a database beside the sweep's file.
 
-Optuna chooses the hyper-parameters and says which trials to give up. All it knows is on disk: a sweep that is
+Optuna chooses the hyper-parameters and the trials to give up. All its state is on disk: a sweep that is
 killed goes on where it was, and Optuna's own tools can read the study.
 """
 
@@ -199,7 +199,7 @@ class Study:
         if last is None or not math.isfinite(last):
             last = frozen.intermediate_values.get(frozen.last_step) if frozen.intermediate_values else None
         if state == "complete" and last is None:
-            state = "fail"  # it never said what it is judged by
+            state = "fail"  # it never reported the metric
         value = last if state == "complete" else None
         self._study.tell(number, value, state=self._optuna.trial.TrialState[state.upper()])
         self._read = None

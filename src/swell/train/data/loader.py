@@ -48,7 +48,7 @@ class Share:
     current: tuple[int, Range] | None = None
     """The micro-batch that the script has and has not stepped on yet, or None."""
     loss: Any = None
-    """This worker's part of the step's mean loss (a number or a tensor); None in a step that does not ask."""
+    """This worker's part of the step's mean loss (a number or a tensor); None in a step that needs none."""
 
     def take(self) -> tuple[int, Range]:
         """The next micro-batch, to be handed to the script."""
@@ -159,7 +159,7 @@ class ElasticLoader(Samples):
         self.share = None
 
     def begin(self) -> None:
-        """Called when the script starts to iterate. A pass that was left at its very end (by `zip`, say) is
+        """Called when the script starts to iterate. A pass that was left at its very end (`zip` does so) is
         over, unless this worker joined the job at exactly that position."""
         if self.window() == 0 and not self._taken_over:
             self.turn()

@@ -1,6 +1,6 @@
 """Who computes what: pure arithmetic on index ranges and on the canonical tree of logical ranks.
 
-A step is a window of the epoch's permutation. `parts` cuts it for the ranks; after a death `missing` says
+A step is a window of the epoch's permutation. `parts` cuts it for the ranks; after a death `missing` has
 which samples no worker has a gradient for, and `divide` hands them out again.
 
 For *consistent* mode (EasyScale, section 3; see also its virtual ranks) gradients are summed along one fixed

@@ -1,6 +1,6 @@
 """Processes that fetch batches ahead of the training loop.
 
-A DataLoader's processes follow a fixed order; these are told which batches to fetch. When a switch changes a
+A DataLoader's processes follow a fixed order; these fetch the batches requested. When a switch changes a
 worker's part, batches that are no longer needed are forgotten and the new ones are requested. A batch is
 identified by its sample indices, so a batch that was fetched for the old part is used if the new part has it.
 """

@@ -20,7 +20,7 @@ from swell.train.data.loader import ElasticLoader, Trainer
 from swell.train.data.samples import key
 
 _STEPS = 1024
-"""With replacement, the offsets of so many steps are drawn at a time."""
+"""With replacement, the offsets of this number of steps are drawn at a time."""
 
 
 class _Numbers:

@@ -2,7 +2,7 @@
 
 A shard is a piece of the stream that can be read again from its start: a file, a range of rows, a seed.
 Workers lease shards, read them in order and report samples only when the step that used them commits. So the
-queue knows for each shard how many of its samples are in the model, and the next worker that leases the shard
+queue stores for each shard how many of its samples are in the model. The next worker that leases the shard
 skips exactly those:
 
     pending --lease--> leased --commit(finished)--> done          all done: next_epoch() shuffles anew

@@ -7,7 +7,7 @@
 
     loader = job.stream(paths, read, batch_size=128)
 
-Every worker holds the same `ShardQueue`. The header of a step says what a worker took from its leases and how
+Every worker holds the same `ShardQueue`. The header of a step has what a worker took from its leases and how
 many more shards it wants; at the commit every worker applies all headers in rank order. Leases are given only
 there, so a pass begins with a round without samples. A worker whose shards are empty takes part in the step
 with fewer samples, or none; the mean over samples stays exact, because the sum is rescaled by the samples

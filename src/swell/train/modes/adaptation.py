@@ -1,7 +1,7 @@
 """Adaptive mode connected to a job: its flat gradients, its loader, its progress.
 
 `AdaptiveMode` works on numbers only. This thin layer takes the numbers from the job's model and reducer and
-applies the decisions to the loader, so that `job` only has to tell what happens in a step.
+applies the decisions to the loader, so that `job` only reports what happens in a step.
 
 How long to train: `job.epochs(n)` in adaptive mode means as much progress as n epochs at the tuned batch. A
 larger batch makes less progress per sample, so training needs more samples, though fewer steps and less time.

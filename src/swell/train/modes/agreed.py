@@ -38,7 +38,7 @@ class AgreedBatch:
         """This worker's last step: its times, its samples and its micro-batches."""
         self._proposal: BatchPlan | None = None
         self._failed: int | None = None
-        """The fewest samples that did not fit here and that the others do not know of yet."""
+        """The fewest samples that did not fit here, not yet sent to the others."""
 
     def header(self) -> Header:
         """This worker's part of the step header."""
@@ -56,14 +56,14 @@ class AgreedBatch:
         self._last = [iteration_time_s, sync_time_s, samples, micro_batches] if samples else None
 
     def out_of_memory(self, local_batch: int) -> int:
-        """Record that so many samples did not fit; returns the size to try. The next header tells others."""
+        """Record that a number of samples did not fit; returns the size to try. The next header has it."""
         self._failed = min(local_batch, self._failed or local_batch)
         if self._failed <= self.limits.min_local:
             self.tuner.out_of_memory(self._failed)  # raises, because nothing smaller is allowed
         return max(self._failed // 2, self.limits.min_local)
 
     def commit(self, headers: Sequence[Header], nodes: int, steps: int, noise: Noise) -> None:
-        """Adopt what the headers of this step say (in rank order), and make the next proposal.
+        """Adopt the headers of this step (in rank order), and make the next proposal.
 
         `nodes` are the machines that the workers are on; `steps` counts those committed so far, this one
         included.

@@ -1,4 +1,4 @@
-"""Measuring the gradient noise of a job: in which steps norms are taken, and what they say.
+"""Measuring the gradient noise of a job: in which steps norms are taken, and what follows from them.
 
 Several workers take the norms of their shares and of the sum while gradients are summed. A single worker has
 only one share. It compares its first micro-batch with the rest of the step (`keep_first`), or two steps in a

@@ -135,7 +135,7 @@ class PartialSums:
 
     @torch.no_grad()
     def after(self, rank: int) -> None:
-        """Rank `rank` has run backward: keep, push or fold as the program says."""
+        """Rank `rank` has run backward: keep, push or fold, by the program."""
         program = self._program
         if program[0] != rank:
             raise AssertionError("logical ranks run in the order of the tree")

@@ -60,7 +60,7 @@ Allocate = Callable[[str, torch.dtype, tuple[int, ...]], Tensor]
 
 
 class CheckpointError(Exception):
-    """A checkpoint cannot be used; the message says which and why."""
+    """A checkpoint cannot be used; the message names it and the reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +125,7 @@ class Checkpointer:
         return not self.saving
 
     def load_newest(self, where: Allocate | None = None) -> Loaded | None:
-        """The newest undamaged checkpoint, or None; damaged ones are set aside, and the log says so."""
+        """The newest undamaged checkpoint, or None; damaged ones are set aside, which is logged."""
         self.wait()
         for path in reversed(list_checkpoints(self._root)):
             try:
@@ -243,7 +243,7 @@ def verify(path: str | os.PathLike[str]) -> int:
 
 
 def load(path: str | os.PathLike[str], where: Allocate | None = None) -> Loaded:
-    """Verify one checkpoint and read it, tensors on the CPU or where `where` says (of DTensors a part)."""
+    """Verify and read one checkpoint, tensors on the CPU or where `where` puts them (of DTensors a part)."""
     path = Path(path)
     step = verify(path)
     try:
