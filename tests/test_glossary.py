@@ -33,3 +33,12 @@ def test_the_names_of_a_word_are_in_the_code(row: list[str]) -> None:
 def test_no_word_is_explained_twice() -> None:
     words = [row[0] for row in ROWS]
     assert sorted(set(words)) == sorted(words)
+
+
+def test_no_two_classes_have_one_name() -> None:
+    """A name that stands for two things sends its reader to the wrong file."""
+    found: dict[str, list[str]] = {}
+    for path in sorted((ROOT / "src").rglob("*.py")):
+        for name in re.findall(r"^class (\w+)", path.read_text(), re.M):
+            found.setdefault(name, []).append(str(path.relative_to(ROOT)))
+    assert {name: files for name, files in found.items() if len(files) > 1} == {}
