@@ -42,7 +42,7 @@ from swell.train.worker import Stage, TrainingState, Worker, keeper_of
 
 if TYPE_CHECKING:
     from swell.train.data.stream import StreamLoader
-    from swell.train.modes.adaptation import Adaptation
+    from swell.train.modes.adaptive import Adaptation
 
 taken: set[str] = set()
 """Directories of the jobs that this process is a worker of: one at most."""
@@ -242,7 +242,7 @@ class Job(Worker):
 
     def _adapt(self, loader: ElasticLoader) -> None:
         """Make this training loader the one whose batch follows goodput."""
-        from swell.train.modes.adaptation import Adaptation
+        from swell.train.modes.adaptive import Adaptation
 
         if self._learner.adaptive is not None:
             raise UsageError(

@@ -13,12 +13,12 @@ from swell.train.agent.errors import UsageError
 from swell.train.data.samples import key, seed_all
 from swell.train.modes.ranks import LogicalRanks, PartialSums
 from swell.train.options import Options
-from swell.train.replicas.form import form_of
 from swell.train.replicas.group import Replica
+from swell.train.replicas.sharded import form_of
 from swell.train.sync.memory import load_optimizer
 
 if TYPE_CHECKING:
-    from swell.train.modes.adaptation import Adaptation
+    from swell.train.modes.adaptive import Adaptation
 
 
 class Learner:

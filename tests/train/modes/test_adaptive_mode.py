@@ -10,11 +10,8 @@ from torch import Tensor, nn
 
 from swell.perf.goodput import BatchLimits
 from swell.perf.throughput import ThroughputParams, step_times
-from swell.train.modes.adaptive import OutOfMemory
-from swell.train.modes.adaptive_mode import AdaptiveMode
-from swell.train.modes.agreed import AgreedBatch
-from swell.train.modes.meter import NoiseMeter, StepGradient
-from swell.train.modes.noise import AdamPreconditioner, direct_noise_scale
+from swell.train.modes.adaptive import AdaptiveMode, AgreedBatch, OutOfMemory
+from swell.train.modes.noise import AdamPreconditioner, NoiseMeter, StepGradient, direct_noise_scale
 
 MACHINE = ThroughputParams(
     alpha_c=0.01, beta_c=1e-4, alpha_n=0.2, beta_n=0.01, alpha_r=0.004, beta_r=0.001, gamma=1.0

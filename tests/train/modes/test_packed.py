@@ -10,8 +10,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import TensorDataset
 
 import swell
-from swell.train.modes import adaptation
-from swell.train.modes.adaptation import Packed
+from swell.train.modes import adaptive
+from swell.train.modes.adaptive import Packed
 from swell.train.sync.memory import FlatModel
 
 LAYERS = 40
@@ -74,25 +74,25 @@ def _train(mode: str) -> tuple[list[Calls], Any]:
 
 
 def test_a_measured_step_makes_few_more_calls_than_any_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(adaptation, "_EVERY", ((0, 16),))
-    monkeypatch.setattr(adaptation, "packs", lambda device: True)
+    monkeypatch.setattr(adaptive, "_EVERY", ((0, 16),))
+    monkeypatch.setattr(adaptive, "packs", lambda device: True)
     fixed, _ = _train("fixed")
-    adaptive, job = _train("adaptive")
+    measured, job = _train("adaptive")
     assert job.adaptive.noise.updates >= 2
     for step in range(2, STEPS):
-        more = adaptive[step].kernels - fixed[step].kernels
-        waits = adaptive[step].waits - fixed[step].waits
+        more = measured[step].kernels - fixed[step].kernels
+        waits = measured[step].waits - fixed[step].waits
         if step % 16 < 2:
-            assert 0 < more <= 12, adaptive[step].names - fixed[step].names
+            assert 0 < more <= 12, measured[step].names - fixed[step].names
             assert waits <= 3
         else:
-            assert (more, waits) == (0, 0), adaptive[step].names - fixed[step].names
+            assert (more, waits) == (0, 0), measured[step].names - fixed[step].names
 
 
 def test_packed_norms_are_those_of_each_parameter(monkeypatch: pytest.MonkeyPatch) -> None:
     found: list[tuple[float, float]] = []
     for packs in (True, False):
-        monkeypatch.setattr(adaptation, "packs", lambda device, packs=packs: packs)
+        monkeypatch.setattr(adaptive, "packs", lambda device, packs=packs: packs)
         _, job = _train("adaptive")
         found.append((job.adaptive.noise.sqr, job.adaptive.noise.var))
     assert found[0] == pytest.approx(found[1], rel=1e-4)

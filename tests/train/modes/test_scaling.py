@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swell.train.modes.scaling import RULES, BatchState, adascale, legw, linear, rule, square_root
+from swell.train.modes.noise import RULES, BatchState, adascale, legw, linear, rule, square_root
 
 scales = st.floats(1.0, 1e4)
 

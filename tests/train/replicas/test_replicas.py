@@ -23,8 +23,8 @@ from swell.train.agent.errors import UsageError
 from swell.train.job import Job
 from swell.train.options import Options
 from swell.train.replicas import group
-from swell.train.replicas.form import form_of
 from swell.train.replicas.group import Replica
+from swell.train.replicas.sharded import form_of
 from swell.train.state.checkpoint import Checkpointer, list_checkpoints, load
 from swell.train.sync.memory import local
 

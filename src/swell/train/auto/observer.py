@@ -53,8 +53,7 @@ from swell.train.auto.passes import Pass, ReadBatch, Readings, Stream, StreamPas
 from swell.train.auto.position import END, Position, Rhythm, leave, place
 from swell.train.auto.randomness import states
 from swell.train.auto.trained import Trained, trains_others
-from swell.train.data.pool import LoaderPool
-from swell.train.data.samples import fetch, key
+from swell.train.data.samples import LoaderPool, fetch, key
 from swell.train.sync.mesh import Header
 from swell.train.sync.reducer import Reduced
 

@@ -24,12 +24,152 @@ once n > 1 returns.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch import Tensor
+
+_REFRESH_PRECONDITIONER = 10
+"""Adam's second moment is read again after this many measured steps."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepGradient:
+    """Figures of one step's gradient that all workers have."""
+
+    part_samples: Sequence[int]
+    """By rank: samples behind the worker's share of the gradient."""
+    part_squares: Sequence[float]
+    """By rank: squared norm of the share, a share being samples / all samples times its mean."""
+    total_square: float
+    """Squared norm of the sum of the shares, the mean gradient."""
+    whole: Callable[[], Sequence[Tensor]] | None = None
+    """Gives the mean gradient as flat buffers; used where there is a single worker."""
+    unscale: float = 1.0
+    """The factor on squared norms that undoes the scaling of the loss."""
+
+    @property
+    def samples(self) -> int:
+        """Samples in the step."""
+        return sum(self.part_samples)
+
+
+class NoiseMeter:
+    """Turns the gradients of steps into statistics of their noise."""
+
+    def __init__(
+        self,
+        *,
+        every: int = 1,
+        alone_every: int = 1,
+        adam: AdamPreconditioner | None = None,
+        weights: Sequence[Tensor] = (),
+        epoch_scale: float = math.inf,
+    ) -> None:
+        """`adam` fills `weights`, flat buffers that match those of `StepGradient.whole` and `keep_first`.
+
+        Norms are taken every `every` steps, or every `alone_every` by a single worker, which they cost more.
+        """
+        for name, value in (("every", every), ("alone_every", alone_every)):
+            if value < 1:
+                raise ValueError(f"{name}: got {value}, must be at least 1")
+        self.noise = NoiseScale(epoch_scale=epoch_scale)
+        self._every = every
+        self._alone_every = alone_every
+        self._adam = adam
+        self._weights = list(weights)
+        self._measured = 0
+        self._memory = GradientMemory()
+        self._first_samples = 0
+
+    def due(self, step: int) -> bool:
+        """Whether several workers take norms in that step; the same on all of them."""
+        return step % self._every == 0
+
+    @property
+    def weights(self) -> list[Tensor] | None:
+        """The element-wise factors on the gradients before norms are taken; or None."""
+        return self._weights if self._adam is not None and self._adam.ready else None
+
+    def keep_first(self, step: int, gradients: Sequence[Tensor], samples: int) -> None:
+        """Keep the first micro-batch's gradient; called by a single worker that accumulates.
+
+        `gradients` are flat buffers like `StepGradient.whole`, with what this micro-batch of `samples`
+        samples adds to the mean.
+        """
+        self._first_samples = samples
+        if step % self._alone_every == 0:
+            self._memory.keep(gradients, self.weights)
+
+    def update(self, step: int, gradient: StepGradient, scale: float) -> None:
+        """Update the statistics if norms are taken in this step; `scale` is its batch / the tuned batch."""
+        samples = gradient.samples
+        if not samples or not (self.due(step) or len(gradient.part_samples) == 1):
+            return
+        shares = [(sqr, size) for sqr, size in zip(gradient.part_squares, gradient.part_samples) if size]
+        first, self._first_samples = self._first_samples, 0
+        if len(shares) > 1:
+            # A share is size / samples times its worker's mean gradient, and its weight is size / samples.
+            mean = sum(sqr * samples / size for sqr, size in shares) * gradient.unscale
+            self.noise.update(mean, gradient.total_square * gradient.unscale, len(shares), scale)
+            self._memory.forget()
+            self._refresh_if_due()
+        elif gradient.whole is not None:
+            since = step % self._alone_every
+            if since < 2:  # norms are taken in a step and the one after it, then not for a while
+                self._update_alone(since, first / samples, gradient.whole(), gradient.unscale, scale)
+
+    def _update_alone(
+        self, since: int, first: float, whole: Sequence[Tensor], unscale: float, scale: float
+    ) -> None:
+        """Update from a single worker: by the share that `keep_first` kept, or by pairing steps in a row.
+
+        `since` is 0 in the first of two such steps and 1 in the second.
+        """
+        if 0.0 < first < 1.0:
+            norms = self._memory.split(whole, first, self.weights) if since == 0 else None
+            biased = False
+        elif since == 0 and self._alone_every > 1:
+            self._memory.keep(whole, self.weights)
+            return
+        else:
+            again = self._alone_every == 1  # else the next pair begins some steps from now
+            norms = self._memory.pair(whole, self.weights, keep=again)
+            biased = True
+        if norms is not None:
+            parts, total = norms.parts_sqr * unscale, norms.total_sqr * unscale
+            self.noise.update(parts, total, 2.0, 2.0 * scale if biased else scale, biased=biased)
+        if since == 1 or self._alone_every == 1:
+            self._refresh_if_due()
+
+    def _refresh_if_due(self) -> None:
+        if self._adam is not None and self._measured % _REFRESH_PRECONDITIONER == 0:
+            self._adam.refresh()
+            self._memory.forget()  # norms under two different preconditioners cannot be compared
+        self._measured += 1
+
+    def membership_changed(self) -> None:
+        """Note that the workers have changed: no gradient from before is compared with the next."""
+        self._memory.forget()
+        if self._adam is not None:
+            self._adam.refresh()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain values that `load_state_dict` takes."""
+        return {"noise": self.noise.state_dict(), "measured": self._measured}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a state written by `state_dict`."""
+        self.noise.load_state_dict(state["noise"])
+        self._measured = int(state["measured"])
+        self._first_samples = 0
+
+
+# ---------------------------------------------------------------------- the noise scale
+
 
 _CHUNK = 1 << 15  # 128 kB of floats: operand, preconditioner and scratch stay in the second-level cache
 _V_FLOOR = 1e-3  # of a tensor's mean second moment; see AdamPreconditioner
@@ -368,3 +508,101 @@ def direct_noise_scale(gradients: Iterable[Tensor], batch: int) -> float:
     variance = spread / (n - 1)  # of one gradient of `batch` samples
     signal = float(torch.dot(mean, mean)) - variance / n
     return variance / signal * batch if signal > 0.0 else math.inf
+
+
+# ---------------------------------------------------------------------- learning-rate rules
+# Learning-rate rules: the factor on the tuned learning rate when the batch is `scale` times the tuned one.
+#
+# Pure functions of a `BatchState`; one registry for `rule="..."` in the API.
+#
+#     adascale      lr x gain for SGD (Johnson et al. 2020; Pollux section 3.1), lr x sqrt(gain) for Adam-
+# like                   optimizers, whose update does not grow with the gradient     square_root   lr x
+# sqrt(scale)     linear        lr x scale (Goyal et al. 2017)     legw          lr x sqrt(scale) with the
+# warm-up stretched to scale x as many epochs (You et al. 2019). The                   user's own schedule
+# already ramps over `warmup_epochs`, so the factor is the stretched ramp                   over the tuned
+# one     constant      the learning rate stays
+#
+# Adam's running averages have a memory of 1 / (1 - beta) steps. A step worth g tuned ones has to forget as
+# much as g of them did, beta^g, or a run with fewer, larger steps drags its early gradients along and falls
+# behind: the rule of Malladi et al. (2022, "On the SDEs and scaling rules for adaptive gradient
+# algorithms"), with the measured gain in place of the ratio of batches. `adaptive_mode` applies it together
+# with the factor of the learning rate.
+#
+# AdaScale needs no warm-up: early gradients have little noise, so the gain is close to 1 by itself.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchState:
+    """The facts that a rule may use."""
+
+    scale: float
+    """Total batch / tuned batch."""
+    gain: float = 1.0
+    """Worth of one step in steps at the tuned batch, from `NoiseScale.gain(scale)`."""
+    epochs_done: float = 0.0
+    """Passes over the data so far, fractions included."""
+    adaptive_optimizer: bool = False
+    """The optimizer normalises its update (Adam and kin)."""
+    warmup_epochs: float = 0.0
+    """Linear warm-up the user tuned for the initial batch."""
+
+    def __post_init__(self) -> None:
+        for name in ("scale", "gain"):
+            value = getattr(self, name)
+            if not (math.isfinite(value) and value > 0.0):
+                raise ValueError(f"{name}: got {value}, must be finite and positive")
+        for name in ("epochs_done", "warmup_epochs"):
+            value = getattr(self, name)
+            if not (math.isfinite(value) and value >= 0.0):
+                raise ValueError(f"{name}: got {value}, must be finite and at least 0")
+
+
+LearningRateRule = Callable[[BatchState], float]
+
+
+def constant(state: BatchState) -> float:
+    """1, whatever the batch."""
+    return 1.0
+
+
+def linear(state: BatchState) -> float:
+    """Proportional to the batch."""
+    return state.scale
+
+
+def square_root(state: BatchState) -> float:
+    """Proportional to the square root of the batch."""
+    return math.sqrt(state.scale)
+
+
+def adascale(state: BatchState) -> float:
+    """The gain of the step; its square root where the optimizer normalises the update."""
+    return math.sqrt(state.gain) if state.adaptive_optimizer else state.gain
+
+
+def legw(state: BatchState) -> float:
+    """Square root of the batch, reached over a warm-up that lasts `scale` times as many epochs."""
+    peak = math.sqrt(state.scale)
+    if state.warmup_epochs == 0.0:
+        return peak
+    tuned = _ramp(state.epochs_done, state.warmup_epochs)
+    stretched = _ramp(state.epochs_done, state.warmup_epochs * state.scale)
+    return peak * stretched / tuned
+
+
+def _ramp(epochs_done: float, warmup_epochs: float) -> float:
+    """Height of a linear warm-up, kept off zero so that a ratio of two has its limit at the start."""
+    return min(1.0, max(epochs_done, 1e-12) / warmup_epochs)
+
+
+RULES: Mapping[str, LearningRateRule] = MappingProxyType(
+    {"adascale": adascale, "square_root": square_root, "linear": linear, "legw": legw, "constant": constant}
+)
+
+
+def rule(name: str) -> LearningRateRule:
+    """The rule of that name."""
+    try:
+        return RULES[name]
+    except KeyError:
+        raise ValueError(f"rule: got {name!r}, must be one of {', '.join(sorted(RULES))}") from None

@@ -31,7 +31,7 @@ def prepare() -> None:
     import numpy as np
     import torch
 
-    import swell.train.data.pool
+    import swell.train.data.samples
     import swell.train.job
     import swell.train.state.checkpoint
 
