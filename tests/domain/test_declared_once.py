@@ -141,7 +141,9 @@ def test_nothing_else_lists_the_fields_of_a_job() -> None:
         for where, names in lists_of_names(ast.parse(path.read_text()))
         if len(FIELD_NAMES & names) >= 5
     }
-    assert found == {(str(DECLARATION), "JobRequest"), (str(DECLARATION), "JobOptions")}
+    # What a job's own processes read of it has its limits in `JobFile`: they start without the platform's code.
+    reads = ("train/agent/protocol.py", "JobFile")
+    assert found == {(str(DECLARATION), "JobRequest"), (str(DECLARATION), "JobOptions"), reads}
 
 
 FIELD_NAMES = {name for field in FIELDS.values() for name in (field.name, field.spoken)}

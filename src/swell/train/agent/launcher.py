@@ -45,23 +45,22 @@ class Launcher:
         self.name = config.name or f"{Path(config.script).stem}-{secrets.token_hex(2)}"
         self.say = say
         self._launch = secrets.token_hex(8)
-        self.job = JobDirectory.create(
-            config.directory or home() / "jobs" / self.name,
-            protocol.JobFile(
-                name=self.name,
-                launch=self._launch,
-                secret=new_secret(),
-                script=str(config.path),
-                minimum=config.minimum,
-                maximum=config.maximum,
-                target=config.workers or config.maximum,
-                slots=config.slots,
-                spares=config.spares,
-                silent_after_s=config.silent_after_s,
-                gather_s=config.gather_s,
-                **config.settings,
-            ),
+        own = protocol.JobFile(
+            name=self.name,
+            launch=self._launch,
+            secret=new_secret(),
+            script=str(config.path),
+            minimum=config.minimum,
+            maximum=config.maximum,
+            target=config.workers or config.maximum,
+            slots=config.slots,
+            spares=config.spares,
+            silent_after_s=config.silent_after_s,
+            gather_s=config.gather_s,
         )
+        settings = protocol.plain(own) | config.settings
+        protocol.read(protocol.JobFile, settings)  # of the settings the job's processes read what it declares
+        self.job = JobDirectory.create(config.directory or home() / "jobs" / self.name, settings)
         lifeline = self.job.path / "lifeline"
         lifeline.unlink(missing_ok=True)
         os.mkfifo(lifeline)
