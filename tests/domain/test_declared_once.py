@@ -141,7 +141,8 @@ def test_nothing_else_lists_the_fields_of_a_job() -> None:
         for where, names in lists_of_names(ast.parse(path.read_text()))
         if len(FIELD_NAMES & names) >= 5
     }
-    # What a job's own processes read of it has its limits in `JobFile`: they start without the platform's code.
+    expected = {(str(DECLARATION), "JobRequest"), (str(DECLARATION), "JobOptions"), reads}
+    assert found == expected
     reads = ("train/agent/protocol.py", "JobFile")
     assert found == {(str(DECLARATION), "JobRequest"), (str(DECLARATION), "JobOptions"), reads}
 
