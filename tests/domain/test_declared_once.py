@@ -141,8 +141,7 @@ def test_nothing_else_lists_the_fields_of_a_job() -> None:
         for where, names in lists_of_names(ast.parse(path.read_text()))
         if len(FIELD_NAMES & names) >= 5
     }
-    expected = {(str(DECLARATION), "JobRequest"), (str(DECLARATION), "JobOptions"), reads}
-    assert found == expected
+    # A job's own processes start without the platform's code: what they read has its limits in `JobFile`.
     reads = ("train/agent/protocol.py", "JobFile")
     assert found == {(str(DECLARATION), "JobRequest"), (str(DECLARATION), "JobOptions"), reads}
 

@@ -305,7 +305,7 @@ def test_all_that_a_walled_job_started_ends_with_its_supervisor(
     engine.close()
     assert signal_supervisor(bench.home / "jobs" / "a", signal.SIGKILL)
     wait_until(lambda: not sleepers(), 30, "the sleeper to be ended")
-    assert not bench.processes("a")
+    wait_until(lambda: not bench.processes("a"), 30, "the job's other processes to end")
 
 
 def _command(pid: int) -> bytes:
