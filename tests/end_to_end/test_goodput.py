@@ -69,6 +69,7 @@ def test_the_job_whose_noise_rewards_a_larger_batch_gets_the_larger_share(here: 
     assert progress["curves"]["noise_scale"][-1] > 300
 
 
+@pytest.mark.long
 def test_the_second_run_of_an_adaptive_job_is_quoted_from_the_first(here: Platform) -> None:
     # How near it comes on a quiet machine is measured by benchmarks/platform/quotes.py.
     request = _request("job", "--epochs", 2, *NOISY, max_workers=2)

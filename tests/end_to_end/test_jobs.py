@@ -33,7 +33,11 @@ def alone(*args: str) -> float:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("engine", "policy"),
-    [("local", DEFAULT), pytest.param("local", "pollux", marks=pytest.mark.long), ("ray", DEFAULT)],
+    [
+        ("local", DEFAULT),
+        pytest.param("local", "pollux", marks=pytest.mark.long),
+        pytest.param("ray", DEFAULT, marks=pytest.mark.long),
+    ],
     indirect=["engine"],
 )
 def test_jobs_share_few_slots(platform: Callable[..., Platform], policy: str) -> None:

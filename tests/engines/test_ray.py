@@ -115,6 +115,7 @@ def ray(tmp_path: Path, ray_cluster: RayCluster, nursery: Nursery) -> Iterator[R
         engine.close()
 
 
+@pytest.mark.long
 def test_growing_across_nodes_and_shrinking_gives_the_very_weights_of_a_local_run(
     ray: Ray, tmp_path: Path
 ) -> None:

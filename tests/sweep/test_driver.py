@@ -15,7 +15,7 @@ import pytest
 from tests.control.virtual import Exact, Trace, VirtualPlatform, known_exactly
 
 from swell.api.schemas import EventView
-from swell.control.model import JobRequest
+from swell.control.model import JobRequest, Phase
 from swell.domain import Cluster, Placement
 from swell.domain.errors import SwellError
 from swell.engines import EngineReport
@@ -201,3 +201,49 @@ def test_a_trial_that_ends_just_when_it_is_to_wait_or_to_be_given_up_is_complete
     study = Study(tmp_path / "other.db", sweep, fresh=True)
     with pytest.raises(SwellError, match="nothing to do"):
         Driver(client, study, sweep, "train.py", {"name": "trial"}, parallel=2).run()  # type: ignore[arg-type]
+
+
+class Killed(TooLate):
+    """A client whose driver is killed as soon as it has cancelled a job."""
+
+    killed = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.jobs: dict[str, Any] = {}
+
+    def submit(self, script: str, *, idempotency_key: str, **options: Any) -> Any:
+        if idempotency_key not in self.jobs:
+            self.jobs[idempotency_key] = super().submit(script, idempotency_key=idempotency_key, **options)
+        return self.jobs[idempotency_key]
+
+    def events(self, *, since: int, follow: bool) -> list[EventView]:
+        return super().events(since=since, follow=follow) if self.killed else self.events_[since:]
+
+    def pause(self, job_id: str) -> None:
+        """It works."""
+
+    resume = pause
+
+    def job(self, job_id: str) -> Any:
+        return SimpleNamespace(job_id=job_id, over=job_id in self.over, phase=Phase.CANCELLED)
+
+    def cancel(self, job_id: str) -> None:
+        self._say(job_id, "cancelled", {})
+        self.over.add(job_id)
+        if not self.killed:
+            self.killed = True
+            raise KeyboardInterrupt
+
+
+def test_a_trial_that_a_killed_driver_had_given_up_is_pruned_and_has_not_failed(tmp_path: Path) -> None:
+    sweep = Sweep.of_tables(
+        {"metric": "accuracy", "direction": "maximize", "trials": 3}, {"lr": {"low": 0.0, "high": 1.0}}
+    )
+    client: Any = Killed()
+    with pytest.raises(KeyboardInterrupt):
+        study = Study(tmp_path / "sweep.db", sweep, fresh=True)
+        Driver(client, study, sweep, "train.py", {"name": "trial"}, parallel=2).run()
+    study = Study(tmp_path / "sweep.db", sweep, fresh=False)
+    Driver(client, study, sweep, "train.py", {"name": "trial"}, parallel=2).run()
+    assert sorted({trial.state for trial in study.trials()}) == ["complete", "pruned"]

@@ -176,6 +176,8 @@ class Driver:
     def _end(self, job_id: str, how: str) -> None:
         number = self._running.pop(job_id)
         self._waiting.discard(job_id)
+        if how == "cancelled" and self._study.verdicts().get(number) is Verdict.GIVE_UP:
+            how = "pruned"  # by an earlier driver, which was killed before it could record that
         state = {"finished": "complete", "pruned": "pruned"}.get(how, "fail")
         self._study.tell(number, state, self._latest.pop(job_id, None))
         trial = next(t for t in self._study.trials() if t.number == number)
