@@ -583,9 +583,6 @@ def test_a_sweep_goes_on_after_its_command_was_killed(place: Place) -> None:
     assert [trial["number"] for trial in trials] == [0, 1, 2, 3, 4]
     states = {trial["state"] for trial in trials}
     assert states == {"complete", "pruned"}, (trials, place.json("queue", "--all"))
-        trials,
-        place.json("queue", "--all"),
-    )
     best = max(trials, key=lambda trial: trial["parameters"]["lr"])
     assert found["best"] == best and best["value"] == best["parameters"]["lr"]
     ours = [job["job_id"] for job in place.json("queue", "--all") if job["job_id"].startswith("sweep-")]
