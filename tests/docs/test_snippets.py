@@ -81,7 +81,8 @@ def parsed(words: list[str]) -> click.Command:
     while isinstance(command, click.Group) and words and not words[0].startswith("-"):
         command, words = command.get_command(context, words[0]), words[1:]
     assert command is not None
-    command.make_parser(click.Context(command, parent=context)).parse_args(list(words))
+    own = click.Context(command, parent=context, **command.context_settings)
+    command.make_parser(own).parse_args(list(words))
     return command
 
 

@@ -221,7 +221,7 @@ def _digest(secret: str) -> str:
 # The audit log: who asked for what change, and who was refused. One JSON object per line, in audit.log.
 #
 # Requests that only read are not in it, unless they were refused. Refusals are limited to a few per second:
-# whoever knocks without a token must not fill the disk.
+# callers without a token must not fill the disk.
 
 
 AUDIT_FILE = "audit.log"

@@ -132,7 +132,7 @@ class Calls:
         return await self._server.get(JobView, Call("POST", _job(job, "cancel")))
 
     async def pause(self, job: str | JobView) -> JobView:
-        """Have a job save its state and give its slots back until it is resumed."""
+        """Pause a job: it saves its state and gives its slots back until it is resumed."""
         return await self._server.get(JobView, Call("POST", _job(job, "pause")))
 
     async def resume(self, job: str | JobView) -> JobView:
@@ -255,7 +255,7 @@ class Calls:
         return (await self._server.get(NodeList, Call("POST", f"/v1/nodes/{_safe(node)}/undrain"))).nodes
 
     async def reservations(self) -> list[ReservationView]:
-        """What is reserved for services, and the slots that they have now."""
+        """The reservations of services, and the slots that they have now."""
         return (await self._server.get(ReservationList, Call("GET", "/v1/reservations"))).reservations
 
     async def reserve(
@@ -320,7 +320,7 @@ class Calls:
         return (await self._server.get(PolicyView, Call("PUT", "/v1/policy", body={"policy": policy}))).policy
 
     async def replay(self, policies: Sequence[str] = (), *, cluster: str | None = None) -> dict[str, Any]:
-        """What would have happened under other policies or on another cluster (administrators only)."""
+        """Replay the platform's history under other policies or on another cluster (administrators only)."""
         body = {"policies": list(policies), "cluster": cluster}
         reply = await self._server.send(Call("POST", "/v1/replay", body=body, timeout_s=600.0))
         return dict(json.loads(reply.content))
@@ -345,7 +345,7 @@ class Calls:
         return await self._server.get(NewToken, Call("POST", "/v1/tokens", body=body), retry=False)
 
     async def revoke_token(self, token_id: str) -> TokenView:
-        """Have a token refused from now on (administrators only)."""
+        """Revoke a token (administrators only)."""
         return await self._server.get(TokenView, Call("DELETE", f"/v1/tokens/{_safe(token_id)}"), retry=False)
 
     async def health(self) -> Health:

@@ -29,8 +29,8 @@ from swell.extras import missing_extra
 # uvicorn's HTTP protocol with patience that ends: a connection must send its request in time.
 #
 # uvicorn closes a connection that is idle after a request, but waits for ever for the first one, and for the
-# rest of headers that were begun. So whoever opens connections and sends nothing would hold a descriptor each
-# for as long as they like.
+# rest of headers that were begun. So a client that connects and sends nothing would hold a descriptor each
+# for as long as it likes.
 
 
 REQUEST_S = 15.0

@@ -310,7 +310,7 @@ async def cancel(job_id: JobId, ctx: Ctx, who: Caller) -> JobView:
 
 @jobs_router.post("/jobs/{job_id}/pause", responses=CONFLICT)
 async def pause(job_id: JobId, ctx: Ctx, who: Caller) -> JobView:
-    """Have a job save its state and give its slots back until it is resumed."""
+    """Pause a job: it saves its state and gives its slots back until it is resumed."""
     return await _change(ctx, who, job_id, lambda: ctx.plane.jobs.pause(job_id))
 
 
@@ -481,7 +481,7 @@ async def collect(body: CollectRequest, ctx: Ctx, _: Admin) -> Collected:
 
 @replay_router.post("/replay")
 async def replay(body: ReplayRequest, ctx: Ctx, _: Admin) -> dict[str, Any]:
-    """What would have happened under other policies or on another cluster. Administrators only."""
+    """Replay the platform's history under other policies or on another cluster. Administrators only."""
     assert ctx.replay is not None  # without it the route is not installed
     return await ctx.call(ctx.replay, body)
 
@@ -496,7 +496,7 @@ ReservationName = Annotated[str, Path(pattern=ID_PATTERN, description="Name of a
 
 @reservations_router.get("")
 async def reservations(ctx: Ctx, _: Caller) -> ReservationList:
-    """What is reserved for services, and the slots that they have now."""
+    """The reservations of services, and the slots that they have now."""
     found = await ctx.call(ctx.plane.reservations.states)
     return ReservationList(reservations=[ReservationView.of_state(one) for one in found])
 

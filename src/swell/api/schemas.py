@@ -323,7 +323,7 @@ class PolicyChange(Incoming):
 
 
 class ReplayRequest(Incoming):
-    """What would have happened under other policies, or on another cluster."""
+    """A replay of the platform's history under other policies, or on another cluster."""
 
     policies: list[Annotated[str, StringConstraints(min_length=1, max_length=500)]] = Field(
         default=[], max_length=20, description="Policies to replay under; if empty, the present one."

@@ -565,7 +565,7 @@ class Conductor:
             self.book.remember(changed, now_s)
             self.forget(changed.job_id, now_s)
         elif record.wanted and not changed.wanted and changed.job_id in self.scheduler.roster.rows:
-            # Whoever took the slots away, the board must know before the next decision.
+            # The board must know who has the slots before the next decision.
             self.scheduler.roster.released(changed.job_id, now_s)
 
     def forget(self, job_id: str, now_s: float) -> None:

@@ -446,7 +446,7 @@ class NodeDesk:
             changed = conductor.drained | {node} if drained else conductor.drained - {node}
             store.set_setting("drained", json.dumps(sorted(changed)))
             conductor.drained = changed
-            if not drained:  # whoever says that the node is well again knows better than what was measured
+            if not drained:  # a person who calls the node healthy outranks the measurement
                 conductor.slow_nodes.forget(node)
                 store.set_setting("slow_nodes", json.dumps(conductor.slow_nodes.to_json()))
 
@@ -458,7 +458,7 @@ class ReservationDesk:
     _access: Access
 
     def states(self) -> list[ReservationState]:
-        """What is reserved for services, and the slots that they have now."""
+        """The reservations of services, and the slots that they have now."""
         with self._access.lock:
             return self._access.conductor.reservations.states(self._access.clock())
 

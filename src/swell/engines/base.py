@@ -133,7 +133,7 @@ class Engine(Protocol):
         """Every job the engine knows of, as it is now."""
 
     def parts(self) -> Sequence[Part]:
-        """The engine's threads, for whoever watches that none of them has ended."""
+        """The engine's threads, watched in case one of them ends."""
 
     def reports(self) -> Iterator[EngineReport]:
         """What jobs reported since the last call. Never blocks. See `drain` for a reader that fails."""

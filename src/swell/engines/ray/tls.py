@@ -2,7 +2,7 @@
 
     eval "$(python -m swell.engines.ray.tls HOME [NAME ...])"     on each node, before `ray start`
 
-Without TLS Ray sends its token with nearly every message, and whoever reads it can run code as the nodes'
+Without TLS Ray sends its token with nearly every message, and a reader of it can run code as the nodes'
 user. Ray wants a certificate on every node for the addresses by which others reach it. So the home, which all
 nodes see, has an authority (`ray-tls/ca.crt` and `ca.key`), made once, and every node has it sign a
 certificate of its own. Who can read the home's private files can join; nobody else can.

@@ -56,7 +56,7 @@ class JobDirectory:
         try:
             self._begin(plain(config))
         except BaseException:
-            os.close(launcher)  # whoever tries again takes it again
+            os.close(launcher)  # the next attempt takes it again
             raise
         return self
 

@@ -1,6 +1,6 @@
 """Files and folders that a job may have replaced by something else, and files that a crash must not lose.
 
-A job can put anything in the place of its own files: a pipe that blocks whoever opens it, a link to a file
+A job can put anything in the place of its own files: a pipe that blocks its reader, a link to a file
 that is none of its business, a file of two gigabytes, a thousand folders inside each other. The platform
 reads, measures and removes what jobs own only through this module: by descriptor, so that nothing can be
 swapped between a look and the use of what was seen, and never through a link.

@@ -6,7 +6,7 @@ job that goes back to a checkpoint would log steps again. So what the script tel
 - Only the leader's calls are carried out. Other workers count them, because one of them may lead next.
 - A call is known by its *place*: the job's step, and how many calls were made before it in that step. The
   last place that was carried out is in a file that outlives all workers. Calls up to it are left out.
-- The runs that the first leader made are noted in a file. Whoever runs the script later goes on with them.
+- The runs that the first leader made are noted in a file. Later leaders go on with them.
 
 Covered are `torch.utils.tensorboard`, MLflow's client (so `mlflow.log_metric` and autologging too), and
 `wandb.init` with `run.log` and `wandb.log`. Files of TensorBoard are the leader's anyway (see `files`).

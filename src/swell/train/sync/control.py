@@ -303,7 +303,7 @@ class Standing:
 # `Peers` connects the members of a candidate to each other in the background. For every member on another
 # host it also holds a *pulse*: one more connection over which nothing is said, so that the probes of the
 # system (`keepalive`) are all that goes over it. A mesh's own connections cannot tell a cut link from a
-# member that computes for a minute and reads nothing; a pulse can. Whoever notices something tells the
+# member that computes for a minute and reads nothing; a pulse can. A worker that notices reports to the
 # coordinator, which asks everybody for a `check`.
 
 
@@ -597,7 +597,7 @@ def unreachable(addresses: Mapping[str, Address], own: str, timeout_s: float = _
 
 
 def close(sock: Stream) -> None:
-    """Close a socket; whoever waits on it, here or at the other end, wakes up."""
+    """Close a socket; threads that wait on it, here or at the other end, wake up."""
     with contextlib.suppress(OSError):
         sock.shutdown(socket.SHUT_RDWR)
     with contextlib.suppress(OSError):

@@ -341,7 +341,7 @@ class Mesh:
         """
         for rank, pid in self.processes.items():
             if self._last_words and self._awaited and rank not in self._awaited:
-                continue  # whoever has the votes of all, and has sent them on, may leave
+                continue  # a member that has all votes, and has sent them on, may leave
             if _exiting(pid) and not (self._last_words and self._has_word(rank)):
                 self.certain = not self.broken
                 raise self.gone(rank)

@@ -515,7 +515,7 @@ _LOOK_S = 0.01
 class NoteStore(Store):
     """The notes of one process group, as torch reads and writes them.
 
-    Torch keeps only the part of this object that is written in C++: whoever makes a process group of it must
+    Torch keeps only the part of this object that is written in C++: the maker of a process group of it must
     keep this object for as long as the group.
     """
 
